@@ -1,0 +1,90 @@
+"""Pools for the groups: small, of logical resources, and waited for until nothing moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import firepool_ray as fp
+from firepool_ray.config import PoolConfig
+from firepool_ray.runtime import baselines
+
+SETTLE_S = 60.0
+#: States of a worker in which something is under way.
+MOVING = frozenset({"starting", "promoting", "draining", "leaving"})
+
+
+@contextmanager
+def pool(cpus: int, gpus: int = 0, **profile: Any) -> Iterator[None]:
+    """A cluster and a pool with one profile, "bench"; both end with the block."""
+    config = PoolConfig.from_dict({"profiles": {"bench": profile}})
+    with baselines.local_cluster(cpus, gpus):
+        fp.start(config)
+        try:
+            yield
+        finally:
+            fp.shutdown()
+
+
+def wait_until(what: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Poll the pool's status until ``holds``; returns that status. Raises ``TimeoutError``."""
+    deadline = time.monotonic() + SETTLE_S
+    while not holds(described := fp.status()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {SETTLE_S:.0f} s for {what}: {described}")
+        time.sleep(0.05)
+    return described
+
+
+def count(described: dict[str, Any], state: str) -> int:
+    """Workers in that state."""
+    return sum(worker["state"] == state for worker in workers(described))
+
+
+def workers(described: dict[str, Any]) -> list[dict[str, Any]]:
+    return [worker for lane in described["lanes"] for worker in lane["workers"]]
+
+
+def still(described: dict[str, Any]) -> bool:
+    """Nothing starts, moves or leaves."""
+    return all(lane["state"] == "ready" for lane in described["lanes"]) and not any(
+        worker["state"] in MOVING for worker in workers(described)
+    )
+
+
+def warm_up(options: Any, width: int) -> None:
+    """Have ``options``'s caller hold ``width`` idle workers."""
+    for job in [options.submit(time.sleep, 0.5) for _ in range(width)]:
+        job.result()
+    wait_until(f"{width} idle workers", lambda d: count(d, "idle") >= width and still(d))
+
+
+def nothing() -> None:
+    """The no-op job."""
+
+
+def hold(gate: str) -> None:
+    """A job that lasts until the file exists."""
+    while not Path(gate).exists():
+        time.sleep(0.01)
+
+
+def start_s(job: Any) -> float:
+    """Submit to the first user instruction."""
+    info = job.info()
+    return float(info.started_at - info.submitted_at)
+
+
+def phases_of(job: Any, seen_at: float) -> dict[str, float]:
+    """Where the time of a finished job went; ``seen_at`` is when its result was there."""
+    info = job.info()
+    return {
+        "submit": info.dispatched_at - info.submitted_at,
+        "to worker": info.received_at - info.dispatched_at,
+        "bind": info.started_at - info.received_at,
+        "run": info.ended_at - info.started_at,
+        "back": seen_at - info.ended_at,
+    }

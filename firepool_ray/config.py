@@ -1,0 +1,346 @@
+"""Settings of a pool: parsed once, at the edge, into frozen values.
+
+Read by ``firepool up``, ``fp.start`` and the controller (which keeps the JSON form in Ray's internal
+KV). Knows nothing of Ray: what only the running cluster can tell (how many lanes fit) is filled in
+by ``PoolConfig.with_capacity``. Every mistake is a ``ConfigError`` that names the path of the key;
+an unknown key lists the valid ones. The reason for each default stands beside it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from firepool_ray.core.model import PoolSpec, ProfileSpec, QueueSpec
+from firepool_ray.errors import ConfigError
+
+#: What a profile, queue, caller or device may be called: it ends up in actor names and labels.
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_NAME = re.compile(NAME_PATTERN)
+
+#: ``max_lanes`` of a profile that may take whatever the cluster gives (an autoscaler may add more).
+UNBOUNDED_LANES = 1_000_000
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveAmount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(pattern=rf"^{NAME_PATTERN}$")]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+
+
+def check_name(kind: str, name: object) -> str:
+    """Return ``name`` if it is a legal name of a ``kind`` ("caller", "queue", ...).
+
+    Raises ``ConfigError`` that says what is allowed.
+    """
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    raise ConfigError(
+        f"{kind} name {name!r} is not allowed: use 1 to 63 letters, digits, '.', '_' or '-', "
+        "beginning with a letter or digit"
+    )
+
+
+class _Group(BaseModel):
+    # Strict: a quoted number in a pool file is a mistake to be told, not a value to be guessed.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+
+class ProfileConfig(_Group):
+    """A kind of hardware plus a base environment; its workers are interchangeable until bound."""
+
+    #: GPUs of one lane: 0, a fraction, or several. 0, because a pool must also run on a laptop.
+    gpus: Amount = 0.0
+    #: CPUs of one lane. 1, what Ray gives an ordinary task.
+    cpus: Amount = 1.0
+    #: Memory reserved per lane. None: not reserved, as Ray does by default.
+    memory_bytes: Annotated[int, Field(gt=0)] | None = None
+    #: Custom Ray resources of one lane. Empty: any node with the GPUs and CPUs will do.
+    resources: dict[str, PositiveAmount] = Field(default_factory=dict)
+    #: Node labels a lane's node must have (Ray label selector). Empty: any node.
+    labels: dict[str, str] = Field(default_factory=dict)
+    #: Started, preloaded, unbound workers beside the active one. 1 hides the start from the next
+    #: caller at the price of one process's host memory; it holds no GPU memory.
+    standbys: Count = 1
+    #: Lanes kept even when nobody asks. 0, so that an idle pool holds no GPU.
+    min_lanes: Count = 0
+    #: None: as many as the cluster's resources allow.
+    max_lanes: Annotated[int, Field(ge=1)] | None = None
+    #: An idle bound worker is retired after this. 60 s covers the think pauses of most agents
+    #: and one optimizer step of a small trainer.
+    keep_alive_s: Seconds = 60.0
+    #: A lane without active worker (beyond ``min_lanes``) goes after this. Longer than
+    #: ``keep_alive_s``, since a lane may have cost a node.
+    lane_keep_s: Seconds = 300.0
+    #: Modules a worker imports before it counts as standby. Empty: nothing to wait for.
+    preload: Annotated[tuple[ModuleName, ...], Field(strict=False)] = ()
+    #: Environment variables of every worker of the profile, set before ``preload``.
+    env: dict[EnvName, EnvValue] = Field(default_factory=dict)
+    #: A worker that is not ready by then counts as failed. 60 s, enough to import a large framework
+    #: from a cold disk; Ray itself would wait for ever.
+    start_deadline_s: PositiveSeconds = 60.0
+    #: A lane that is not placed by then counts as failed. 300 s, enough for a node to be added.
+    grow_deadline_s: PositiveSeconds = 300.0
+    #: Name of a device claim that lanes share: only one active worker among them. "": the lane is
+    #: its own device, the usual case.
+    device: Annotated[str, Field(pattern=rf"^({NAME_PATTERN})?$")] = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ProfileConfig:
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise ValueError(f"gpus is {self.gpus}: above 1, Ray reserves whole GPUs only")
+        if self.max_lanes is not None and self.min_lanes > self.max_lanes:
+            raise ValueError(f"min_lanes {self.min_lanes} exceeds max_lanes {self.max_lanes}")
+        if not (self.gpus or self.cpus or self.memory_bytes or self.resources):
+            raise ValueError("a lane that reserves nothing cannot be placed: set gpus or cpus")
+        reserved = sorted({"CPU", "GPU", "memory"} & set(self.resources))
+        if reserved:
+            raise ValueError(
+                f"resources must not name {', '.join(reserved)}: use cpus, gpus, memory_bytes"
+            )
+        return self
+
+    @property
+    def unit(self) -> float:
+        """What one lane counts as: its GPUs, or 1 where it has none."""
+        return self.gpus if self.gpus > 0 else 1.0
+
+
+class QueueConfig(_Group):
+    """Who pays. All three are in units: GPUs, or lanes of profiles without GPUs."""
+
+    #: Below this the queue is entitled and may have busy workers of others drained. None: all of
+    #: the pool, so that a single queue never waits for itself.
+    quota_gpus: Amount | None = None
+    #: Never more than this. None: idle capacity may be borrowed without bound.
+    limit_gpus: Amount | None = None
+    #: Share of what is borrowed beyond the quotas. 1: equal shares.
+    weight: PositiveAmount = 1.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> QueueConfig:
+        if self.limit_gpus is not None and (self.quota_gpus or 0.0) > self.limit_gpus:
+            raise ValueError(f"quota_gpus {self.quota_gpus} exceeds limit_gpus {self.limit_gpus}")
+        return self
+
+
+class PoolConfig(_Group):
+    """All settings of one pool. ``queues`` always has ``default_queue`` and "default"."""
+
+    #: At least one; the order matters only for ``default_profile``.
+    profiles: Annotated[dict[Name, ProfileConfig], Field(min_length=1)]
+    queues: dict[Name, QueueConfig] = Field(default_factory=dict)
+    #: Profile of jobs that name none. "": the first profile.
+    default_profile: str = ""
+    #: Queue of jobs that name none. "default" needs no entry in ``queues``.
+    default_queue: str = "default"
+    #: One step of priority is worth this much waiting; entitled demand older than this may have a
+    #: busy worker drained. 5 s, a few times the length of the jobs the pool is made for.
+    window_s: PositiveSeconds = 5.0
+    #: Units all lanes together may reserve. None: what the cluster has.
+    max_gpus: PositiveAmount | None = None
+    #: Units that may be held idle (warm). None: keep-alive alone decides.
+    idle_cap_gpus: Amount | None = None
+    #: Token bucket that paces standby refills, so that they never compete with demand. 2 per
+    #: second starts a worker about as fast as two cores can.
+    refill_rate_per_s: PositiveAmount = 2.0
+    refill_burst: Annotated[int, Field(ge=1)] = 4
+    #: First pause after a failed start; doubled up to the maximum. Half a second forgives a hiccup.
+    start_backoff_s: PositiveSeconds = 0.5
+    start_backoff_max_s: PositiveSeconds = 30.0
+    #: So many failures in a row open the profile's breaker: its jobs fail with the reason instead
+    #: of waiting. 5 in a row is no hiccup.
+    breaker_failures: Annotated[int, Field(ge=1)] = 5
+    #: Then one start is tried again. Long enough for a person to read the reason.
+    breaker_open_s: PositiveSeconds = 60.0
+    #: True for a pool that a ``submit`` started by itself: it ends after its last client.
+    embedded: bool = False
+    #: An embedded pool outlives its last client by this; a driver run twice finds it warm.
+    client_linger_s: Seconds = 60.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        """Add what is implied: empty groups, the queue "default", the first profile as default."""
+        if not isinstance(data, Mapping):
+            return data
+        filled = dict(data)
+        queues = filled.get("queues") or {}
+        if isinstance(queues, Mapping):
+            filled["queues"] = {"default": {}, **_groups(queues)}
+        profiles = filled.get("profiles")
+        if isinstance(profiles, Mapping) and profiles:
+            filled["profiles"] = _groups(profiles)
+            if not filled.get("default_profile"):
+                filled["default_profile"] = str(next(iter(profiles)))
+        return filled
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PoolConfig:
+        for key, chosen, valid in (
+            ("default_profile", self.default_profile, self.profiles),
+            ("default_queue", self.default_queue, self.queues),
+        ):
+            if chosen not in valid:
+                raise ValueError(f"{key} {chosen!r} is not defined. Valid: {', '.join(valid)}")
+        if self.start_backoff_s > self.start_backoff_max_s:
+            raise ValueError("start_backoff_s exceeds start_backoff_max_s")
+        reserved = sum(p.min_lanes * p.unit for p in self.profiles.values())
+        if self.max_gpus is not None and reserved > self.max_gpus:
+            raise ValueError(
+                f"min_lanes of all profiles need {reserved:g} units, max_gpus is {self.max_gpus:g}"
+            )
+        return self
+
+    def with_capacity(self, lanes: Mapping[str, int]) -> PoolConfig:
+        """This pool with ``max_lanes`` filled in where nothing was said.
+
+        ``lanes`` maps a profile to how many of its lanes the cluster could hold.
+        """
+        profiles = {
+            name: profile.model_copy(update={"max_lanes": max(1, profile.min_lanes, lanes[name])})
+            if profile.max_lanes is None and name in lanes
+            else profile
+            for name, profile in self.profiles.items()
+        }
+        return self.model_copy(update={"profiles": profiles})
+
+    def to_spec(self) -> PoolSpec:
+        """The part of the settings that the controller's machine decides with."""
+        return PoolSpec(
+            profiles=tuple(
+                ProfileSpec(
+                    name=name,
+                    gpus=profile.gpus,
+                    standbys=profile.standbys,
+                    min_lanes=profile.min_lanes,
+                    max_lanes=(UNBOUNDED_LANES if profile.max_lanes is None else profile.max_lanes),
+                    keep_alive_s=profile.keep_alive_s,
+                    lane_keep_s=profile.lane_keep_s,
+                )
+                for name, profile in self.profiles.items()
+            ),
+            queues=tuple(
+                QueueSpec(
+                    name=name,
+                    quota=_or_inf(queue.quota_gpus),
+                    limit=_or_inf(queue.limit_gpus),
+                    weight=queue.weight,
+                )
+                for name, queue in self.queues.items()
+            ),
+            window_s=self.window_s,
+            max_gpus=_or_inf(self.max_gpus),
+            idle_cap=_or_inf(self.idle_cap_gpus),
+            refill_rate_per_s=self.refill_rate_per_s,
+            refill_burst=self.refill_burst,
+            start_backoff_s=self.start_backoff_s,
+            start_backoff_max_s=self.start_backoff_max_s,
+            breaker_failures=self.breaker_failures,
+            breaker_open_s=self.breaker_open_s,
+        )
+
+    def to_json(self) -> str:
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str) -> PoolConfig:
+        """The inverse of ``to_json``. Raises ``ConfigError``."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(_explain("pool settings", error)) from None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = "pool settings") -> PoolConfig:
+        """Settings from plain values; ``where`` opens the messages of ``ConfigError``."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise ConfigError(_explain(where, error)) from None
+
+
+def load(path: str | Path) -> PoolConfig:
+    """Read a pool file (YAML). Raises ``ConfigError`` for anything wrong with it."""
+    where = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: cannot read the pool file: {error}") from None
+    try:
+        data = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML: {error}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"{where}: a pool file is a mapping with the key 'profiles', "
+            f"this one holds {'nothing' if data is None else type(data).__name__}"
+        )
+    return PoolConfig.from_dict(data, where)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, where plain YAML lets the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _groups(entries: Mapping[Any, Any]) -> dict[Any, Any]:
+    # "gpu:" with nothing below it is a profile with all defaults.
+    return {name: {} if group is None else group for name, group in entries.items()}
+
+
+def _or_inf(value: float | None) -> float:
+    return float("inf") if value is None else value
+
+
+def _explain(where: str, error: ValidationError) -> str:
+    lines = [_explain_one(entry) for entry in error.errors(include_url=False)]
+    return f"{where}: " + ("\n" + " " * 2).join(lines)
+
+
+def _explain_one(entry: Any) -> str:
+    keys = [str(part) for part in entry["loc"] if part != "[key]"]
+    path = ".".join(keys)
+    if entry["type"] == "extra_forbidden":
+        valid = sorted(_group_at(keys).model_fields)
+        near = difflib.get_close_matches(keys[-1], valid, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{path}: unknown key.{hint} Valid: {', '.join(valid)}."
+    if entry["loc"][-1:] == ("[key]",):
+        pattern = entry.get("ctx", {}).get("pattern")
+        rule = f"match {pattern}" if pattern else "be a string (quote it)"
+        return f"{path}: this name is not allowed, it must {rule}"
+    message = entry["msg"].removeprefix("Value error, ")
+    message = (message[:1].lower() + message[1:]).replace("dictionary", "mapping")
+    message = message.partition(" or instance of")[0]
+    given = entry.get("input")
+    shown = f", not {given!r}" if isinstance(given, str | int | float | bool | None) else ""
+    return f"{path}: {message}{shown}" if path else f"{message}{shown}"
+
+
+def _group_at(keys: list[str]) -> type[BaseModel]:
+    if keys[0] == "profiles" and len(keys) == 3:
+        return ProfileConfig
+    if keys[0] == "queues" and len(keys) == 3:
+        return QueueConfig
+    return PoolConfig

@@ -1,0 +1,78 @@
+"""Which idle worker goes first. Called by ``placement`` and ``staffing``, never for busy workers.
+
+Order: those of the queue that borrowed most beyond its quota, by weight; then the longest idle.
+(Expired ones have left already, by their keep-alive.) A worker idle for less than the linger, the
+measured cost of a promotion, counts as running: its client is between two jobs.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from firepool_ray.core import budget, leases
+from firepool_ray.core.model import Caller
+from firepool_ray.core.ordered import Ordered
+from firepool_ray.core.state import Entry, Lane, Pool, Profile, Queue, Worker
+
+#: How far a search looks past candidates that do not fit this demand (its own stale leases).
+SCAN = 64
+
+
+def find_victim(
+    pool: Pool,
+    profile: Profile,
+    shelf: dict[str, Ordered[Lane]],
+    entry: Entry | None,
+    at: float,
+    only: Queue | None = None,
+) -> Lane | None:
+    """The lane of ``shelf`` whose idle worker goes first for ``entry``; None if there is none.
+
+    ``only`` restricts the search to one queue's workers. Where candidates are only too fresh, the
+    profile is placed again when the first of them has been idle long enough.
+    """
+    names = [name for name, lanes in shelf.items() if lanes]
+    if only is not None:
+        names = [name for name in names if name == only.spec.name]
+    elif len(names) > 1:
+        names.sort(key=lambda n: (-pool.queues[n].borrowed, shelf[n].first_key()))
+    for name in names:
+        for lane in islice(shelf[name], SCAN):
+            victim = lane.device.active
+            assert victim is not None and victim.idle_since is not None
+            ripe_at = victim.idle_since + profile.promote_cost_s
+            if ripe_at > at and victim.state != "unleased":
+                pool.agenda.set_earlier(("place", profile.spec.name), ripe_at)
+                break
+            if entry is None or not _is_own(victim, entry):
+                return lane
+    return None
+
+
+def _is_own(victim: Worker, entry: Entry) -> bool:
+    """A lease that serves this very demand is not evicted for it: news of it is stale."""
+    return victim.key == entry.job_class.key
+
+
+def trim(pool: Pool, at: float) -> None:
+    """Revoke idle workers beyond what may be held, the longest idle first."""
+    if not budget.idle_excess(pool.idle_units, pool.idle_cap):
+        return
+    for worker in list(islice(pool.idle, SCAN)):
+        if budget.idle_excess(pool.idle_units, pool.idle_cap) <= 1e-9:
+            return
+        assert worker.idle_since is not None
+        ripe_at = worker.idle_since + worker.lane.profile.promote_cost_s
+        if ripe_at > at and worker.state != "unleased":
+            pool.agenda.set_earlier(("trim", ""), ripe_at)
+            return
+        leases.revoke(pool, worker, "retire", "if_idle", at)
+    if budget.idle_excess(pool.idle_units, pool.idle_cap) > 1e-9:
+        pool.agenda.set_earlier(("trim", ""), at)
+
+
+def close_caller(pool: Pool, caller: Caller, at: float) -> None:
+    """The caller is done: its idle workers go at once."""
+    for worker in list(pool.idle):
+        if worker.key is not None and worker.key.caller == caller:
+            leases.revoke(pool, worker, "retire", "if_idle", at)

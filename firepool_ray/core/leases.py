@@ -1,0 +1,278 @@
+"""How a worker gets bound, moved, revoked and let go. Called by ``machine`` and ``placement``.
+
+Nothing is killed before it is revoked, and a worker that was bound serves nobody but its caller.
+"""
+
+from __future__ import annotations
+
+from firepool_ray.core import ledger, queueing
+from firepool_ray.core.actions import (
+    PromoteWorker,
+    RegrantLease,
+    RetireWorker,
+    RevokeLease,
+    RevokeMode,
+    SendGrant,
+    SendRevoked,
+)
+from firepool_ray.core.model import Grant, LeaseId
+from firepool_ray.core.shelves import clear_idle, set_idle, shelve
+from firepool_ray.core.state import HELD_STATES, Claim, Client, Entry, Pool, Purpose, Worker
+
+
+def promote(pool: Pool, worker: Worker, claim: Claim, at: float) -> None:
+    """A standby becomes the active worker of its free device, for the claim's caller."""
+    entry = claim.entry
+    if claim.reserved:
+        queueing.queue_of(pool, entry).reserved -= worker.lane.profile.spec.unit
+        claim.reserved = False
+    device = worker.lane.device
+    worker.move("promoting", at)
+    worker.claim = claim
+    worker.key = entry.job_class.key
+    worker.client = entry.client
+    worker.fence = pool.fence()
+    device.active, device.next = worker, None
+    ledger.charge(pool, worker, at)
+    pool.agenda.cancel(("lane", worker.lane.id))
+    pool.out.append(PromoteWorker(worker.id, worker.fence, worker.key, worker.client))
+    shelve(pool, device)
+
+
+def cover(pool: Pool, entry: Entry) -> None:
+    """One worker more is on its way to the entry (I4)."""
+    entry.pending += 1
+    queueing.refresh(pool, entry)
+
+
+def uncover(pool: Pool, entry: Entry) -> None:
+    entry.pending -= 1
+    queueing.refresh(pool, entry)
+
+
+def drop_claim(pool: Pool, worker: Worker) -> None:
+    """Whoever waited for this worker waits again for any."""
+    claim = worker.claim
+    if claim is None:
+        return
+    worker.claim = None
+    if claim.reserved:
+        queueing.queue_of(pool, claim.entry).reserved -= worker.lane.profile.spec.unit
+    uncover(pool, claim.entry)
+
+
+def hand_over(
+    pool: Pool, victim: Worker, standby: Worker, entry: Entry, mode: RevokeMode, at: float
+) -> None:
+    """The device goes from the victim to the standby, once the victim is revoked and gone."""
+    units = standby.lane.profile.spec.unit
+    queueing.queue_of(pool, entry).reserved += units
+    standby.move("reserved", at)
+    standby.claim = Claim(entry, "handover", reserved=True)
+    victim.lane.device.next = standby
+    cover(pool, entry)
+    revoke(pool, victim, "handover", mode, at)
+
+
+def move_to(pool: Pool, worker: Worker, entry: Entry, at: float) -> None:
+    """An idle worker of the same reuse key goes to a sibling client."""
+    cover(pool, entry)
+    worker.claim = Claim(entry, "warm")
+    clear_idle(pool, worker)
+    if worker.state == "unleased":
+        regrant(pool, worker, at)
+        return
+    worker.successor = pool.fence()
+    worker.purpose = "move"
+    worker.move("revoking", at)
+    pool.out.append(
+        RevokeLease(
+            worker.id,
+            worker.fence,
+            "if_idle",
+            successor=worker.successor,
+            client=entry.client,
+        )
+    )
+
+
+def regrant(pool: Pool, worker: Worker, at: float) -> None:
+    """A revoked worker back to idle, under a new fence, for the claim's client."""
+    assert worker.claim is not None
+    revoked = worker.fence
+    worker.move("regranting", at)
+    worker.fence = pool.fence()
+    worker.client = worker.claim.entry.client
+    worker.purpose = ""
+    pool.out.append(RegrantLease(worker.id, revoked, worker.fence, worker.client))
+
+
+def grant(pool: Pool, worker: Worker, at: float) -> None:
+    """The worker acknowledged its binding: its client gets the lease, if it is still there."""
+    claim = worker.claim
+    assert claim is not None
+    worker.claim = None
+    worker.client = claim.entry.client
+    client = pool.clients.get(worker.client)
+    if client is None:
+        uncover(pool, claim.entry)
+        release(pool, worker, "drain", at)
+        return
+    client.grants += 1
+    issued = Grant(
+        client.grants, LeaseId(worker.id, worker.fence), claim.entry.job_class, claim.source
+    )
+    client.leases[worker.id] = worker.fence
+    client.unacked[issued.number] = (issued, claim.entry)
+    pool.out.append(SendGrant(client.id, issued))
+
+
+def revoke(pool: Pool, worker: Worker, purpose: Purpose, mode: RevokeMode, at: float) -> None:
+    """Ask the warden to revoke; an unleased worker is revoked already and leaves at once."""
+    worker.purpose = purpose
+    if purpose == "handover":
+        assert worker.key is not None
+        units = worker.lane.profile.spec.unit
+        worker.handing_over = True
+        ledger.queue_of(pool, worker.key.caller).returning += units
+        ledger.caller_state(pool, worker.key.caller, at).leaving += units
+    elif purpose == "recycle":
+        worker.lane.profile.recycling += 1
+    if worker.state == "unleased":
+        leave(pool, worker, purpose, at)
+        return
+    min_idle_s = 0.0
+    if mode == "if_idle" and purpose in ("handover", "recycle"):
+        min_idle_s = worker.lane.profile.promote_cost_s
+    clear_idle(pool, worker)
+    worker.move("revoking" if mode == "if_idle" else "draining", at)
+    pool.out.append(RevokeLease(worker.id, worker.fence, mode, min_idle_s))
+    shelve(pool, worker.lane.device)
+
+
+def release(pool: Pool, worker: Worker, mode: RevokeMode, at: float) -> None:
+    """Its client gave the lease up or is gone: back to the caller's other clients, or away."""
+    forget_lease(pool, worker)
+    worker.client = ""
+    if worker.state == "bound":
+        revoke(pool, worker, "release", mode, at)
+    elif worker.state == "revoking":
+        # the answer under way may say busy; the job must end all the same
+        worker.move("draining", at)
+        pool.out.append(RevokeLease(worker.id, worker.fence, mode))
+    elif worker.state == "draining" and mode == "stop":
+        pool.out.append(RevokeLease(worker.id, worker.fence, mode))
+
+
+def _unmark(pool: Pool, worker: Worker, at: float) -> None:
+    """The plan behind the revocation is over, whatever came of it."""
+    if worker.handing_over:
+        assert worker.key is not None
+        units = worker.lane.profile.spec.unit
+        worker.handing_over = False
+        ledger.queue_of(pool, worker.key.caller).returning -= units
+        ledger.caller_state(pool, worker.key.caller, at).leaving -= units
+    if worker.purpose == "recycle":
+        worker.lane.profile.recycling -= 1
+    worker.purpose = ""
+
+
+def stay(pool: Pool, worker: Worker, at: float) -> None:
+    """The worker turned out busy: nothing happened; whoever waited for it waits again."""
+    was_handover = worker.handing_over
+    _unmark(pool, worker, at)
+    worker.successor = None
+    worker.move("bound", at)
+    drop_claim(pool, worker)
+    device = worker.lane.device
+    if was_handover and device.next is not None:
+        standby, device.next = device.next, None
+        standby.move("standby", at)
+        drop_claim(pool, standby)
+    shelve(pool, device)
+
+
+def ended(pool: Pool, worker: Worker, at: float) -> None:
+    """The lease is revoked: what its purpose asked for happens now."""
+    tell_revoked(pool, worker)
+    if worker.purpose == "move" or (worker.claim is not None and worker.purpose == "release"):
+        if worker.claim is not None and worker.claim.entry.client in pool.clients:
+            regrant(pool, worker, at)
+            return
+        drop_claim(pool, worker)
+        worker.purpose = "release"
+    if worker.purpose == "release" and _has_other_home(pool, worker):
+        worker.purpose = ""
+        worker.move("unleased", at)
+        set_idle(pool, worker, at)
+        return
+    leave(pool, worker, worker.purpose or "released", at)
+
+
+def _has_other_home(pool: Pool, worker: Worker) -> bool:
+    assert worker.key is not None
+    caller = pool.callers.get(worker.key.caller)
+    lane = worker.lane
+    return bool(caller and caller.clients) and lane.state == "ready" and not lane.draining
+
+
+def moved(pool: Pool, worker: Worker, at: float) -> None:
+    """The warden took the lease from one sibling and gave it to the other in one step."""
+    assert worker.successor is not None
+    tell_revoked(pool, worker)
+    worker.fence, worker.successor = worker.successor, None
+    worker.purpose = ""
+    worker.move("bound", at)
+    if worker.claim is None:  # whoever wanted it is gone
+        release(pool, worker, "drain", at)
+        return
+    grant(pool, worker, at)
+
+
+def tell_revoked(pool: Pool, worker: Worker) -> None:
+    """The client learns that the lease is over; its unseen grant of it is withdrawn."""
+    if worker.client:
+        forget_lease(pool, worker)
+        if worker.client in pool.clients:
+            pool.out.append(SendRevoked(worker.client, LeaseId(worker.id, worker.fence)))
+        worker.client = ""
+
+
+def forget_lease(pool: Pool, worker: Worker) -> None:
+    client = pool.clients.get(worker.client)
+    if client is None:
+        return
+    client.leases.pop(worker.id, None)
+    for number, (issued, entry) in list(client.unacked.items()):
+        if issued.lease.worker == worker.id:
+            del client.unacked[number]
+            uncover(pool, entry)
+
+
+def leave(pool: Pool, worker: Worker, reason: str, at: float, *, kill: bool = True) -> None:
+    """Kill and sweep; the device stays taken until that is done.
+
+    ``kill=False`` where its node is gone: nothing is left to kill.
+    """
+    tell_revoked(pool, worker)
+    clear_idle(pool, worker)
+    if worker.state in HELD_STATES:
+        ledger.discharge(pool, worker, at)
+    _unmark(pool, worker, at)
+    device = worker.lane.device
+    if device.next is worker:
+        device.next = None
+    drop_claim(pool, worker)
+    if worker.state == "starting":
+        worker.lane.profile.starting -= 1
+    worker.move("leaving", at)
+    if kill:
+        pool.out.append(RetireWorker(worker.id, reason))
+    shelve(pool, device)
+
+
+def client_of(pool: Pool, name: str) -> Client:
+    client = pool.clients.get(name)
+    if client is None:
+        client = pool.clients[name] = Client(name)
+    return client

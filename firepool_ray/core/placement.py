@@ -1,0 +1,78 @@
+"""Which worker serves which waiting demand. Called by ``machine`` for every changed profile.
+
+For one wanted worker the first that applies (architecture, section 4): an idle lease of a sibling
+client, a ready standby, a handover, a cold start, growth, waiting. Demand is served in waiting
+order, entitled queues first; a queue at its limit can only exchange workers of its own.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from firepool_ray.core import eviction, leases, queueing, sharing, staffing
+from firepool_ray.core.model import ReuseKey
+from firepool_ray.core.shelves import shelve, standby_of
+from firepool_ray.core.state import Claim, Entry, Pool, Profile, Queue
+
+
+def place(pool: Pool, profile: Profile, at: float) -> None:
+    """Serve what can be served in this profile now, then get more capacity under way."""
+    while (entry := queueing.next_entry(pool, profile)) is not None:
+        if not (
+            _take_standby(pool, profile, entry, at) or _take_victim(pool, profile, entry, at, None)
+        ):
+            break
+    for queue, order in queueing.full_queues(pool, profile):
+        while (first := order.first()) is not None:
+            if not _take_victim(pool, profile, first, at, queue):
+                break
+    staffing.supply(pool, profile, at)
+    sharing.relieve(pool, profile, at)
+
+
+def _take_standby(pool: Pool, profile: Profile, entry: Entry, at: float) -> bool:
+    """A standby on a free device, or on one that is being freed."""
+    lane = profile.ready.first()
+    if lane is not None:
+        standby = standby_of(lane)
+        assert standby is not None
+        leases.cover(pool, entry)
+        leases.promote(pool, standby, Claim(entry, "cold" if standby.fresh else "standby"), at)
+        return True
+    lane = profile.soon.first()
+    if lane is None:
+        return False
+    standby = standby_of(lane)
+    assert standby is not None
+    queueing.queue_of(pool, entry).reserved += profile.spec.unit
+    standby.move("reserved", at)
+    standby.claim = Claim(entry, "handover", reserved=True)
+    lane.device.next = standby
+    leases.cover(pool, entry)
+    shelve(pool, lane.device)
+    return True
+
+
+def _take_victim(pool: Pool, profile: Profile, entry: Entry, at: float, only: Queue | None) -> bool:
+    """Hand an idle worker's device over to the standby beside it."""
+    lane = eviction.find_victim(pool, profile, profile.handover, entry, at, only)
+    if lane is None:
+        return False
+    standby, victim = standby_of(lane), lane.device.active
+    assert standby is not None and victim is not None
+    leases.hand_over(pool, victim, standby, entry, "if_idle", at)
+    return True
+
+
+def match_warm(pool: Pool, key: ReuseKey, at: float) -> None:
+    """Idle leases go to sibling clients that want exactly this reuse key: no limits are touched."""
+    while (warm := pool.warm.get(key)) and (wanting := pool.wanting.get(key)):
+        for entry in islice(wanting, eviction.SCAN):
+            worker = next(
+                (w for w in islice(warm, eviction.SCAN) if w.client != entry.client), None
+            )
+            if worker is not None:
+                break
+        else:
+            return
+        leases.move_to(pool, worker, entry, at)

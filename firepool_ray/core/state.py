@@ -1,0 +1,342 @@
+"""State of the controller's machine, and the transition tables that guard it.
+
+Only ``machine.handle`` and the decision modules it calls (``placement``, ``leases``, ``staffing``)
+change what stands here. Nothing here decides or emits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from firepool_ray.core.actions import Action
+from firepool_ray.core.model import (
+    Caller,
+    Fence,
+    Grant,
+    JobClass,
+    LeaseId,
+    PoolSpec,
+    ProfileSpec,
+    QueueSpec,
+    ReuseKey,
+    Source,
+)
+from firepool_ray.core.ordered import Agenda, Ordered
+from firepool_ray.errors import IllegalTransition
+
+WorkerState = Literal[
+    "starting",
+    "standby",
+    "reserved",
+    "promoting",
+    "bound",
+    "revoking",
+    "draining",
+    "unleased",
+    "regranting",
+    "leaving",
+    "gone",
+]
+LaneState = Literal["growing", "ready", "quarantined", "retiring", "gone"]
+
+#: worker state -> next state -> cause. Bound to a caller from ``promoting`` on.
+WORKER_EDGES: Mapping[str, Mapping[str, str]] = {
+    "starting": {
+        "standby": "WorkerStarted",
+        "leaving": "start failed, lane retired, process gone",
+        "gone": "node lost",
+    },
+    "standby": {
+        "reserved": "chosen for a handover; its device is not free yet",
+        "promoting": "chosen for waiting demand",
+        "leaving": "lane retired, process gone",
+        "gone": "node lost",
+    },
+    "reserved": {
+        "promoting": "its device is free now",
+        "standby": "the victim turned out busy, or the client left",
+        "leaving": "lane retired, process gone",
+        "gone": "node lost",
+    },
+    "promoting": {
+        "bound": "WorkerPromoted",
+        "leaving": "PromotionFailed, process gone",
+        "gone": "node lost",
+    },
+    "bound": {
+        "revoking": "revoke-if-idle asked: handover, keep-alive, cap, move",
+        "draining": "its client gave it up or is gone, or it must be shared",
+        "leaving": "process gone",
+        "gone": "node lost",
+    },
+    "revoking": {
+        "bound": "answer busy: nothing changed; or moved to a sibling",
+        "draining": "its client is gone meanwhile",
+        "unleased": "answer gone: warm for the caller's other clients",
+        "regranting": "answer gone, and a sibling client waits for it",
+        "leaving": "answer gone: retired or handed over; process gone",
+        "gone": "node lost",
+    },
+    "draining": {
+        "unleased": "its last job ended",
+        "regranting": "its last job ended; a sibling client waits for it",
+        "bound": "the move asked before the drain went through",
+        "leaving": "its last job ended: retired or handed over; process gone",
+        "gone": "node lost",
+    },
+    "unleased": {
+        "regranting": "a client of the same caller wants it",
+        "leaving": "handed over, keep-alive, cap, no client left; process gone",
+        "gone": "node lost",
+    },
+    "regranting": {
+        "bound": "LeaseRegranted",
+        "leaving": "process gone",
+        "gone": "node lost",
+    },
+    "leaving": {"gone": "WorkerRetired, node lost"},
+    "gone": {},
+}
+
+LANE_EDGES: Mapping[str, Mapping[str, str]] = {
+    "growing": {
+        "ready": "LaneReady",
+        "retiring": "LaneFailed: whatever was reserved is given back",
+    },
+    "ready": {
+        "quarantined": "a sweep missed its deadline",
+        "retiring": "not needed, node draining or lost",
+    },
+    "quarantined": {
+        "ready": "a later sweep was clean",
+        "retiring": "node draining or lost",
+    },
+    "retiring": {"gone": "LaneRemoved"},
+    "gone": {},
+}
+
+#: States in which a worker belongs to a caller and its lane's units are charged.
+HELD_STATES = frozenset({"promoting", "bound", "revoking", "draining", "unleased", "regranting"})
+#: States in which a client holds a lease (it may have to be told that it ended).
+LEASED_STATES = frozenset({"bound", "revoking", "draining"})
+
+Purpose = Literal["", "retire", "handover", "recycle", "move", "release"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """Waiting demand of one client for one class."""
+
+    number: int
+    client: str
+    job_class: JobClass
+    count: int = 0
+    oldest_at: float = 0.0
+    drain_s: float = 0.0
+    #: promotions, moves and unacknowledged grants on their way: they cover that much of count
+    pending: int = 0
+
+    @property
+    def unmet(self) -> int:
+        return self.count - self.pending
+
+
+@dataclass(slots=True)
+class Claim:
+    """A worker on its way to one client."""
+
+    entry: Entry
+    source: Source
+    #: the queue's accounts were told that this will be charged (handovers, before promotion)
+    reserved: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """What one active worker at a time may use. Invariant I1 lives in ``active``."""
+
+    id: str
+    active: Worker | None = None
+    next: Worker | None = None  #: a reserved standby that takes over when the device is free
+    lanes: list[Lane] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    id: str
+    number: int
+    profile: Profile
+    device: Device
+    state: LaneState
+    slots: list[Worker | None]
+    node: str = ""
+    draining: bool = False  #: it is to go: nothing new here
+    counted: bool = True  #: counts against the profile's min_lanes and max_lanes
+    since: float = 0.0
+    shelf: str = ""  #: on which of the profile's shelves it stands, see ``shelves``
+    shelf_queue: str = ""  #: queue of the idle worker in its way, on the victims' shelves
+    needed: bool = False  #: grown for waiting demand: its first start is not paced
+
+    def move(self, to: LaneState) -> None:
+        if to not in LANE_EDGES[self.state]:
+            raise IllegalTransition(f"lane {self.id} cannot go from {self.state} to {to}")
+        self.state = to
+
+    def workers(self) -> list[Worker]:
+        return [worker for worker in self.slots if worker is not None]
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    id: str
+    number: int
+    lane: Lane
+    slot: int
+    state: WorkerState
+    since: float = 0.0
+    key: ReuseKey | None = None
+    client: str = ""  #: "" where nobody holds a lease
+    fence: Fence = Fence(0, 0)
+    idle_since: float | None = None  #: None: busy, or not known to be idle
+    claim: Claim | None = None  #: to whom it goes next
+    purpose: Purpose = ""  #: why it is being revoked
+    successor: Fence | None = None  #: fence it takes if the move under way succeeds
+    handing_over: bool = False  #: its queue's ``returning`` and its caller's ``leaving`` count it
+    fresh: bool = False  #: started while demand waited for it: its first grant is cold
+
+    def move(self, to: WorkerState, at: float) -> None:
+        if to not in WORKER_EDGES[self.state]:
+            raise IllegalTransition(f"worker {self.id} cannot go from {self.state} to {to}")
+        self.state = to
+        self.since = at
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    id: str
+    seq: int = -1
+    leases: dict[str, Fence] = field(default_factory=dict)  #: by worker, granted or on their way
+    unacked: dict[int, tuple[Grant, Entry]] = field(default_factory=dict)
+    grants: int = 0  #: number of the last grant
+    entries: dict[JobClass, Entry] = field(default_factory=dict)
+    callers: dict[Caller, None] = field(default_factory=dict)
+    parent: LeaseId | None = None
+    blocked: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class CallerState:
+    """Usage: decayed unit-seconds held, see ``ledger``."""
+
+    held: float = 0.0
+    leaving: float = 0.0  #: part of held that is being drained away for somebody else
+    usage: float = 0.0
+    stamp: float = 0.0
+    clients: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    spec: QueueSpec
+    held: float = 0.0  #: charged: workers bound to its callers, busy or idle
+    reserved: float = 0.0  #: will be charged when a handover's device is free
+    returning: float = 0.0  #: charged now, but being handed over
+
+    def after(self, units: float) -> float:
+        """What the queue would hold if ``units`` more were promised to it."""
+        return self.held + self.reserved - self.returning + units
+
+    def has_room(self, units: float) -> bool:
+        return self.after(units) <= self.spec.limit + 1e-9
+
+    def entitled(self, units: float) -> bool:
+        return self.after(units) <= self.spec.quota + 1e-9
+
+    @property
+    def borrowed(self) -> float:
+        """Units held beyond the quota, by weight."""
+        return max(0.0, self.held - self.spec.quota) / self.spec.weight
+
+
+@dataclass(slots=True, eq=False)
+class Profile:
+    spec: ProfileSpec
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    #: shelves of lanes, kept by ``shelves``; a lane stands on one at most
+    ready: Ordered[Lane] = field(default_factory=Ordered)  #: free device and a standby
+    soon: Ordered[Lane] = field(default_factory=Ordered)  #: the device's worker leaves; a standby
+    coming: Ordered[Lane] = field(default_factory=Ordered)  #: free device, a worker starting
+    startable: Ordered[Lane] = field(default_factory=Ordered)  #: free device, a free slot
+    #: by the victim's queue and idle time
+    handover: dict[str, Ordered[Lane]] = field(default_factory=dict)
+    recycle: dict[str, Ordered[Lane]] = field(default_factory=dict)
+    waiting: dict[str, Ordered[Entry]] = field(default_factory=dict)  #: by queue
+    counted: int = 0  #: lanes that count against min_lanes and max_lanes
+    growing: int = 0
+    starting: int = 0
+    recycling: int = 0
+    promote_cost_s: float = 0.02  #: measured: command to acknowledgement
+    start_cost_s: float = 1.0
+    grow_cost_s: float = 5.0
+    failures: int = 0
+    retry_at: float = 0.0
+    open_until: float = 0.0  #: the breaker: no starts before this
+    grow_failures: int = 0
+    grow_retry_at: float = 0.0
+    relieve_after: float = 0.0  #: busy leases are looked at for sharing no sooner
+    reason: str = ""  #: the last failure, in words
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Everything the machine knows."""
+
+    spec: PoolSpec
+    epoch: int
+    profiles: dict[str, Profile]
+    queues: dict[str, Queue]
+    callers: dict[Caller, CallerState] = field(default_factory=dict)
+    clients: dict[str, Client] = field(default_factory=dict)
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    warm: dict[ReuseKey, Ordered[Worker]] = field(default_factory=dict)  #: idle, newest first
+    wanting: dict[ReuseKey, Ordered[Entry]] = field(default_factory=dict)  #: unmet, by order
+    idle: Ordered[Worker] = field(default_factory=Ordered)  #: all idle bound workers, oldest first
+    idle_units: float = 0.0
+    idle_cap: float = float("inf")
+    reserved_gpus: float = 0.0  #: GPUs of all lanes that are not retiring
+    releasing_gpus: float = 0.0  #: part of them on its way back
+    agenda: Agenda[tuple[str, str]] = field(default_factory=Agenda)
+    refill: dict[str, None] = field(default_factory=dict)  #: lanes that lack a standby
+    tokens: float = 0.0
+    tokens_at: float = 0.0
+    open: bool = False  #: reconciled: decisions are taken
+    serial: int = 0
+    out: list[Action] = field(default_factory=list)
+    #: profiles in which something changed since they were placed
+    dirty: dict[str, None] = field(default_factory=dict)
+
+    def number(self) -> int:
+        self.serial += 1
+        return self.serial
+
+    def fence(self) -> Fence:
+        return Fence(self.epoch, self.number())
+
+
+def new_pool(spec: PoolSpec, epoch: int) -> Pool:
+    pool = Pool(
+        spec=spec,
+        epoch=epoch,
+        profiles={p.name: Profile(p) for p in spec.profiles},
+        queues={q.name: Queue(q) for q in spec.queues},
+        idle_cap=spec.idle_cap,
+        tokens=float(spec.refill_burst),
+    )
+    for profile in pool.profiles.values():
+        profile.start_cost_s = profile.spec.start_cost_s
+        profile.grow_cost_s = profile.spec.grow_cost_s
+    return pool

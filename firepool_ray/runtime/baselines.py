@@ -1,0 +1,93 @@
+"""Plain Ray, as the benchmark compares the pool with it. Nothing here knows the pool.
+
+It lies here because only ``runtime`` may import ray; ``cli.bench`` is the only user.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.util import ActorPool
+
+
+@contextmanager
+def local_cluster(cpus: int, gpus: int = 0) -> Iterator[None]:
+    """A Ray of this process's own, with logical resources; nothing of it is left afterwards."""
+    folder = tempfile.mkdtemp(prefix="fpb")
+    ray.init(
+        address="local",
+        num_cpus=cpus,
+        num_gpus=gpus,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        _temp_dir=folder,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Bare:
+    """The actor that does what a no-op job does."""
+
+    def nothing(self) -> None:
+        return None
+
+    def now(self) -> float:
+        return time.time()
+
+
+def bare_actor(**options: Any) -> Any:
+    """A started actor; ``options`` are Ray's (``num_cpus`` ...)."""
+    actor = ray.remote(Bare).options(**options).remote()
+    ray.get(actor.nothing.remote())
+    return actor
+
+
+def bare_call_s(actor: Any) -> float:
+    """One call and its result, as a Ray user writes it. Seconds."""
+    began = time.perf_counter()
+    ray.get(actor.nothing.remote())
+    return time.perf_counter() - began
+
+
+def actor_pool_s(actors: list[Any], calls: int) -> float:
+    """So many calls through ``ray.util.ActorPool``, results in any order. Seconds."""
+    pool = ActorPool(actors)
+    began = time.perf_counter()
+    for _ in pool.map_unordered(lambda actor, _: actor.nothing.remote(), range(calls)):
+        pass
+    return time.perf_counter() - began
+
+
+def fresh_actor_s(**options: Any) -> float:
+    """From asking for an actor to the first instruction of its first method. Seconds."""
+    began = time.time()
+    actor = ray.remote(Bare).options(**options).remote()
+    took_s: float = ray.get(actor.now.remote()) - began
+    ray.kill(actor)
+    return took_s
+
+
+def start_actor(cls: type, **options: Any) -> Any:
+    """An actor of ``cls`` for ``call``."""
+    return ray.remote(cls).options(**options).remote()
+
+
+def call(actor: Any, method: str, *args: object) -> Any:
+    return ray.get(getattr(actor, method).remote(*args))
+
+
+def stop_actors(actors: list[Any]) -> None:
+    for actor in actors:
+        ray.kill(actor)

@@ -1,0 +1,73 @@
+"""Stop signals: they raise inside user code and nowhere else.
+
+Used by the worker. The warden first writes the target job into the lease word and then signals;
+the handler raises only while armed and only if the word names the job that is armed. Late
+signals, signals meant for an earlier job, and ``SIGINT`` outside of user code do nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+from firepool_ray.runtime.words import WordFile
+
+#: A real-time signal, which user code hardly uses, and which no tool sends by default.
+STOP_SIGNAL = signal.SIGRTMIN + 5
+
+T = TypeVar("T")
+
+
+class JobStopped(KeyboardInterrupt):
+    """Raised in user code when its job is cancelled or out of time.
+
+    A ``KeyboardInterrupt``, because event loops, test runners and the like let that one through
+    where they would swallow any other exception.
+    """
+
+
+class Guard:
+    """Arms the handler around calls of user code. Main thread only."""
+
+    def __init__(self, word: WordFile) -> None:
+        self._word = word
+        self._armed = ""
+        #: The current job was told to stop. Whatever its code made of that, it is cancelled.
+        self.stopped = False
+
+    def install(self) -> None:
+        signal.signal(STOP_SIGNAL, self._on_stop)
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def new_job(self) -> None:
+        self.stopped = False
+
+    def call(self, job: str, fn: Callable[..., T], *args: object) -> T:
+        """``fn(*args)``, broken off by ``JobStopped`` when the job is to stop.
+
+        May raise ``JobStopped`` even after ``fn`` has returned, never after this has returned:
+        the handler disarms itself before it raises, so it raises once at most.
+        """
+        try:
+            self._armed = job
+            if self._word.read().cancel == job:  # marked before there was anything to break off
+                self._stop()
+            return fn(*args)
+        finally:
+            self._armed = ""
+
+    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
+        job = self._armed
+        if job and self._word.read().cancel == job:
+            self._stop()
+
+    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self._armed:
+            raise KeyboardInterrupt
+
+    def _stop(self) -> None:
+        self._armed = ""
+        self.stopped = True
+        raise JobStopped
