@@ -98,15 +98,15 @@ class Evaluator:
 
 
 def learn(
-    learner: Learner, iterations: range, play: Play, after: Callable[[int], None] = lambda _: None
+    learner: Learner, iterations: range, play: Play, played: Callable[[int], None] = lambda _: None
 ) -> list[float]:
     """The loop itself. Returns the mean return of each iteration; ``play`` makes the rollouts."""
     means = []
     for iteration in iterations:
         rollouts = play(learner.policy, iteration)
         means.append(float(np.concatenate([batch.lengths for batch in rollouts]).mean()))
+        played(iteration)
         learner.update(rollouts)
-        after(iteration)
     return means
 
 
@@ -114,12 +114,12 @@ def train(learner: Learner, seed: int, iterations: int) -> tuple[list[float], li
     """Learn through the pool, tell how it goes, return the mean returns and all jobs."""
     player, evaluator = PoolPlayer(seed), Evaluator(seed)
 
-    def after(iteration: int) -> None:
+    def played(iteration: int) -> None:
         if iteration % EVALUATE_EVERY == 0:
             evaluator.start(learner.policy, iteration)
 
     began = time.perf_counter()
-    means = learn(learner, range(iterations), player, after)
+    means = learn(learner, range(iterations), player, played)
     evaluated = {iteration: job.result() for iteration, job in evaluator.jobs.items()}
     took_s = time.perf_counter() - began
     for iteration, greedy in evaluated.items():

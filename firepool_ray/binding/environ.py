@@ -12,6 +12,7 @@ modules (sandboxes for generated code do) does not disarm the border.
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import signal
@@ -20,7 +21,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 _chdir, _getcwd, _umask = os.chdir, os.getcwd, os.umask
-_getsignal, _setsignal, _setitimer = signal.getsignal, signal.signal, signal.setitimer
+_setsignal, _setitimer = signal.signal, signal.setitimer
+#: The bare function below ``signal.getsignal``: some 60 of these calls are in every job's border,
+#: and turning every number into an enum member would cost ten times as much.
+_getsignal: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 _getrlimit, _setrlimit = resource.getrlimit, resource.setrlimit
 _environ = os.environ
 
@@ -37,8 +41,6 @@ _LIMITS = (
 #: Rounds of putting handlers back. Each can be broken off only by a handler of the job that was
 #: already due and raises; with all timers at zero such handlers run out at once.
 _ROUNDS = 100
-
-Handler = Callable[[int, Any], Any] | int | None
 
 
 class Border:

@@ -39,9 +39,9 @@ class Payload(NamedTuple):
 
 
 class RefSlot(NamedTuple):
-    """Stands for a top-level argument that Ray resolves: element ``index`` of the call's refs."""
+    """Stands for a top-level argument that Ray resolves: element ``place`` of the call's refs."""
 
-    index: int
+    place: int
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
@@ -154,7 +154,7 @@ def fill_slots(
         return tuple(args), dict(kwargs)
 
     def fill(value: Any) -> Any:
-        return refs[value.index] if type(value) is RefSlot else value
+        return refs[value.place] if type(value) is RefSlot else value
 
     return tuple(map(fill, args)), {name: fill(value) for name, value in kwargs.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -62,7 +63,10 @@ def main() -> None:
 @click.option("--wait/--no-wait", default=True, help="Wait until all min_lanes are ready.")
 @_address
 def up(file: str, wait: bool, address: str | None) -> None:
-    """Start a pool on a running Ray cluster; it stays until `firepool down`."""
+    """Start a pool on a running Ray cluster.
+
+    It stays until `firepool down`, whoever comes and goes.
+    """
     asked = config.load(file)
     from firepool_ray.runtime import pool, session
 
@@ -106,7 +110,7 @@ def _wait_for_lanes(asked: config.PoolConfig, describe: Callable[[], dict[str, A
                 )
             time.sleep(0.2)
         bar.update(wanted - bar.pos)
-    click.echo(f"{ready} lanes are ready.")
+    click.echo(f"{ready} of {wanted} lanes are ready.")
 
 
 def _ready_lanes(described: dict[str, Any]) -> int:
@@ -119,7 +123,7 @@ def _ready_lanes(described: dict[str, Any]) -> int:
 @main.command()
 @_address
 def down(address: str | None) -> None:
-    """End the pool: its jobs are stopped, its workers and lanes removed."""
+    """End the pool, its jobs and all it holds."""
     from firepool_ray.runtime import pool, session
 
     with session.cluster(address):
@@ -136,10 +140,10 @@ def down(address: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 @_address
 def status(watch: bool, as_json: bool, address: str | None) -> None:
-    """Show lanes, workers, queues, sources and start latencies."""
+    """Show lanes, workers, queues and latencies."""
     from firepool_ray.runtime import session
 
-    with session.cluster(address):
+    with session.cluster(address), contextlib.suppress(KeyboardInterrupt):
         while True:
             described = session.describe()
             page = json.dumps(described) if as_json else render.status(described)
@@ -156,7 +160,7 @@ def status(watch: bool, as_json: bool, address: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @_address
 def explain(job_or_caller: str, as_json: bool, address: str | None) -> None:
-    """Say why a job or a caller waits, or where its time went.
+    """Say why something waits, or where time went.
 
     JOB_OR_CALLER is a job id (or its beginning), a caller, or QUEUE/CALLER.
     """
@@ -172,7 +176,10 @@ def explain(job_or_caller: str, as_json: bool, address: str | None) -> None:
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def demo(arguments: tuple[str, ...]) -> None:
-    """Learn CartPole through a pool of this machine's own (`demo -- --help` for its options)."""
+    """Learn CartPole on a pool of its own.
+
+    ARGUMENTS go to the script; `firepool demo -- --help` lists them.
+    """
     script = next((path for path in DEMOS if path.is_file()), None)
     if script is None:
         raise PoolUnavailable(f"the example is not installed; looked at {DEMOS[0]}")
@@ -183,7 +190,7 @@ def demo(arguments: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("--only", metavar="NAME", multiple=True, help="Measure this figure only.")
 def bench(as_json: bool, only: tuple[str, ...]) -> None:
-    """Measure the pool on this machine against plain Ray.
+    """Measure the pool against plain Ray.
 
     Exits with 0 when everything could be measured, whether or not the targets are reached.
     """

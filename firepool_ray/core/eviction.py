@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from firepool_ray.core import budget, leases
+from firepool_ray.core import budget, leases, ledger, queueing
 from firepool_ray.core.model import Caller
 from firepool_ray.core.ordered import Ordered
-from firepool_ray.core.state import Entry, Lane, Pool, Profile, Queue, Worker
-
-#: How far a search looks past candidates that do not fit this demand (its own stale leases).
-SCAN = 64
+from firepool_ray.core.state import EPSILON, Entry, Lane, Pool, Profile, Queue, Worker
 
 
 def find_victim(
@@ -37,7 +34,7 @@ def find_victim(
     elif len(names) > 1:
         names.sort(key=lambda n: (-pool.queues[n].borrowed, shelf[n].first_key()))
     for name in names:
-        for lane in islice(shelf[name], SCAN):
+        for lane in islice(shelf[name], queueing.SCAN):
             victim = lane.device.active
             assert victim is not None and victim.idle_since is not None
             ripe_at = victim.idle_since + profile.promote_cost_s
@@ -45,8 +42,22 @@ def find_victim(
                 pool.agenda.set_earlier(("place", profile.spec.name), ripe_at)
                 break
             if entry is None or not _is_own(victim, entry):
+                if only is not None and victim.lane.profile.spec.unit < profile.spec.unit:
+                    continue  # the queue would hold more than its limit
                 return lane
     return None
+
+
+def may_fit_others(pool: Pool, profile: Profile, at: float) -> bool:
+    """Some idle worker may go now: one that did not fit an entry may fit those behind it."""
+    return any(
+        (victim := lane.device.active) is not None
+        and victim.idle_since is not None
+        and (victim.state == "unleased" or victim.idle_since + profile.promote_cost_s <= at)
+        for shelf in (profile.handover, profile.recycle)
+        for lanes in shelf.values()
+        if (lane := lanes.first()) is not None
+    )
 
 
 def _is_own(victim: Worker, entry: Entry) -> bool:
@@ -58,8 +69,8 @@ def trim(pool: Pool, at: float) -> None:
     """Revoke idle workers beyond what may be held, the longest idle first."""
     if not budget.idle_excess(pool.idle_units, pool.idle_cap):
         return
-    for worker in list(islice(pool.idle, SCAN)):
-        if budget.idle_excess(pool.idle_units, pool.idle_cap) <= 1e-9:
+    for worker in list(islice(pool.idle, queueing.SCAN)):
+        if budget.idle_excess(pool.idle_units, pool.idle_cap) <= EPSILON:
             return
         assert worker.idle_since is not None
         ripe_at = worker.idle_since + worker.lane.profile.promote_cost_s
@@ -67,12 +78,35 @@ def trim(pool: Pool, at: float) -> None:
             pool.agenda.set_earlier(("trim", ""), ripe_at)
             return
         leases.revoke(pool, worker, "retire", "if_idle", at)
-    if budget.idle_excess(pool.idle_units, pool.idle_cap) > 1e-9:
+    if budget.idle_excess(pool.idle_units, pool.idle_cap) > EPSILON:
         pool.agenda.set_earlier(("trim", ""), at)
 
 
 def close_caller(pool: Pool, caller: Caller, at: float) -> None:
-    """The caller is done: its idle workers go at once."""
-    for worker in list(pool.idle):
+    """The caller is done: what is idle goes at once, what becomes idle later as well."""
+    state = pool.callers.get(caller)
+    if state is None:
+        return
+    state.closing = True
+    for worker in list(ledger.queue_of(pool, caller).idle):
         if worker.key is not None and worker.key.caller == caller:
             leases.revoke(pool, worker, "retire", "if_idle", at)
+
+
+def exchange(pool: Pool, profile: Profile, queue: Queue, entry: Entry, at: float) -> None:
+    """A queue at its limit lets idle workers of its own go for what it wants more, anywhere.
+
+    For what a handover cannot exchange: lanes without standby, other profiles, other sizes.
+    """
+    units = profile.spec.unit
+    for worker in list(islice(queue.idle, queueing.SCAN)):
+        if queue.held + queue.reserved - queue.exchanging + units <= queue.spec.limit + EPSILON:
+            return
+        assert worker.idle_since is not None
+        if _is_own(worker, entry):
+            continue
+        ripe_at = worker.idle_since + worker.lane.profile.promote_cost_s
+        if ripe_at > at and worker.state != "unleased":
+            pool.agenda.set_earlier(("place", profile.spec.name), ripe_at)
+            continue
+        leases.revoke(pool, worker, "exchange", "if_idle", at)

@@ -8,6 +8,6 @@ from __future__ import annotations
 from firepool_ray.core.model import Caller, ProfileSpec
 
 
-def hold_until(profile: ProfileSpec, caller: Caller, idle_since: float) -> float:
-    """Time at which an idle worker of ``caller`` is retired."""
-    return idle_since + profile.keep_alive_s
+def hold_until(profile: ProfileSpec, caller: Caller, idle_since: float, *, closing: bool) -> float:
+    """Time at which an idle worker of ``caller`` is retired; at once if that one is closing."""
+    return idle_since if closing else idle_since + profile.keep_alive_s

@@ -17,15 +17,26 @@ from firepool_ray.core.actions import (
 )
 from firepool_ray.core.model import Grant, LeaseId
 from firepool_ray.core.shelves import clear_idle, set_idle, shelve
-from firepool_ray.core.state import HELD_STATES, Claim, Client, Entry, Pool, Purpose, Worker
+from firepool_ray.core.state import (
+    HELD_STATES,
+    Claim,
+    Client,
+    Device,
+    Entry,
+    Pool,
+    Profile,
+    Purpose,
+    Worker,
+)
+
+#: Purposes for which a worker makes way for somebody else.
+FOR_OTHERS = ("handover", "recycle", "exchange")
 
 
 def promote(pool: Pool, worker: Worker, claim: Claim, at: float) -> None:
     """A standby becomes the active worker of its free device, for the claim's caller."""
     entry = claim.entry
-    if claim.reserved:
-        queueing.queue_of(pool, entry).reserved -= worker.lane.profile.spec.unit
-        claim.reserved = False
+    _unreserve_units(pool, worker, claim)
     device = worker.lane.device
     worker.move("promoting", at)
     worker.claim = claim
@@ -42,6 +53,7 @@ def promote(pool: Pool, worker: Worker, claim: Claim, at: float) -> None:
 def cover(pool: Pool, entry: Entry) -> None:
     """One worker more is on its way to the entry (I4)."""
     entry.pending += 1
+    entry.urgent = False
     queueing.refresh(pool, entry)
 
 
@@ -56,22 +68,74 @@ def drop_claim(pool: Pool, worker: Worker) -> None:
     if claim is None:
         return
     worker.claim = None
-    if claim.reserved:
-        queueing.queue_of(pool, claim.entry).reserved -= worker.lane.profile.spec.unit
+    _unreserve_units(pool, worker, claim)
     uncover(pool, claim.entry)
+
+
+def reserve_units(pool: Pool, standby: Worker, claim: Claim) -> None:
+    """Tell the queue's accounts that this standby will be charged."""
+    if not claim.reserved:
+        claim.reserved = True
+        queueing.queue_of(pool, claim.entry).reserved += standby.lane.profile.spec.unit
+
+
+def _unreserve_units(pool: Pool, standby: Worker, claim: Claim) -> None:
+    if claim.reserved:
+        claim.reserved = False
+        queue = queueing.queue_of(pool, claim.entry)
+        queue.reserved -= standby.lane.profile.spec.unit
+        queueing.room_changed(pool, queue)
+
+
+def reserve(pool: Pool, standby: Worker, entry: Entry, at: float) -> None:
+    """The standby takes its device over for the entry, as soon as that is free.
+
+    At its limit a queue exchanges workers of its own: the leaving one is charged until it is gone,
+    and only then the units are reserved (see ``leave``), so that nobody else takes the room.
+    """
+    standby.move("reserved", at)
+    standby.claim = claim = Claim(entry, "handover")
+    if queueing.queue_of(pool, entry).has_room(standby.lane.profile.spec.unit):
+        reserve_units(pool, standby, claim)
+    standby.lane.device.next = standby
+    cover(pool, entry)
+    shelve(pool, standby.lane.device)
 
 
 def hand_over(
     pool: Pool, victim: Worker, standby: Worker, entry: Entry, mode: RevokeMode, at: float
 ) -> None:
     """The device goes from the victim to the standby, once the victim is revoked and gone."""
-    units = standby.lane.profile.spec.unit
-    queueing.queue_of(pool, entry).reserved += units
-    standby.move("reserved", at)
-    standby.claim = Claim(entry, "handover", reserved=True)
-    victim.lane.device.next = standby
-    cover(pool, entry)
+    reserve(pool, standby, entry, at)
     revoke(pool, victim, "handover", mode, at)
+
+
+def unreserve(pool: Pool, standby: Worker, at: float) -> None:
+    """Whoever was to get this standby does not want it any more, or cannot have it."""
+    standby.lane.device.next = None
+    standby.move("standby", at)
+    drop_claim(pool, standby)
+    shelve(pool, standby.lane.device)
+
+
+def promote_next(pool: Pool, device: Device, at: float) -> None:
+    """The device may be free now: its reserved standby goes on, if it is still wanted."""
+    standby = device.next
+    if standby is None or device.active is not None:
+        return
+    assert standby.claim is not None
+    if owner_of(pool, standby.claim) is not None and standby.claim.entry.unmet >= 0:
+        promote(pool, standby, standby.claim, at)
+    else:
+        unreserve(pool, standby, at)
+
+
+def owner_of(pool: Pool, claim: Claim) -> Client | None:
+    """The client whose demand the claim covers; None if it is gone, or came back anew."""
+    client = pool.clients.get(claim.entry.client)
+    if client is not None and client.entries.get(claim.entry.job_class) is claim.entry:
+        return client
+    return None
 
 
 def move_to(pool: Pool, worker: Worker, entry: Entry, at: float) -> None:
@@ -103,7 +167,8 @@ def regrant(pool: Pool, worker: Worker, at: float) -> None:
     worker.move("regranting", at)
     worker.fence = pool.fence()
     worker.client = worker.claim.entry.client
-    worker.purpose = ""
+    worker.successor = None
+    _unmark(pool, worker, at)
     pool.out.append(RegrantLease(worker.id, revoked, worker.fence, worker.client))
 
 
@@ -113,7 +178,7 @@ def grant(pool: Pool, worker: Worker, at: float) -> None:
     assert claim is not None
     worker.claim = None
     worker.client = claim.entry.client
-    client = pool.clients.get(worker.client)
+    client = owner_of(pool, claim)
     if client is None:
         uncover(pool, claim.entry)
         release(pool, worker, "drain", at)
@@ -130,24 +195,42 @@ def grant(pool: Pool, worker: Worker, at: float) -> None:
 def revoke(pool: Pool, worker: Worker, purpose: Purpose, mode: RevokeMode, at: float) -> None:
     """Ask the warden to revoke; an unleased worker is revoked already and leaves at once."""
     worker.purpose = purpose
-    if purpose == "handover":
+    if purpose in FOR_OTHERS:
         assert worker.key is not None
         units = worker.lane.profile.spec.unit
         worker.handing_over = True
-        ledger.queue_of(pool, worker.key.caller).returning += units
         ledger.caller_state(pool, worker.key.caller, at).leaving += units
-    elif purpose == "recycle":
-        worker.lane.profile.recycling += 1
+        if purpose == "exchange":
+            ledger.queue_of(pool, worker.key.caller).exchanging += units
     if worker.state == "unleased":
         leave(pool, worker, purpose, at)
         return
     min_idle_s = 0.0
-    if mode == "if_idle" and purpose in ("handover", "recycle"):
+    if mode == "if_idle" and purpose in FOR_OTHERS:
         min_idle_s = worker.lane.profile.promote_cost_s
     clear_idle(pool, worker)
     worker.move("revoking" if mode == "if_idle" else "draining", at)
     pool.out.append(RevokeLease(worker.id, worker.fence, mode, min_idle_s))
     shelve(pool, worker.lane.device)
+
+
+def recycle(pool: Pool, profile: Profile, victim: Worker, mode: RevokeMode, at: float) -> None:
+    """Free a device for a worker that has still to be started in a lane of ``profile``."""
+    victim.recycled_for = profile
+    profile.recycling += 1
+    revoke(pool, victim, "recycle", mode, at)
+
+
+def give_up_waiting(pool: Pool, victim: Worker, at: float) -> None:
+    """The drained worker's job lasts: whoever waited for this one may have another instead."""
+    if victim.state != "draining":
+        return
+    _stop_recycling(pool, victim)
+    drop_claim(pool, victim)
+    standby = victim.lane.device.next
+    if standby is not None:
+        unreserve(pool, standby, at)
+    pool.dirty[victim.lane.profile.spec.name] = None
 
 
 def release(pool: Pool, worker: Worker, mode: RevokeMode, at: float) -> None:
@@ -170,39 +253,45 @@ def _unmark(pool: Pool, worker: Worker, at: float) -> None:
         assert worker.key is not None
         units = worker.lane.profile.spec.unit
         worker.handing_over = False
-        ledger.queue_of(pool, worker.key.caller).returning -= units
         ledger.caller_state(pool, worker.key.caller, at).leaving -= units
-    if worker.purpose == "recycle":
-        worker.lane.profile.recycling -= 1
+        if worker.purpose == "exchange":
+            ledger.queue_of(pool, worker.key.caller).exchanging -= units
+    _stop_recycling(pool, worker)
+    pool.agenda.cancel(("patience", worker.id))
     worker.purpose = ""
+
+
+def _stop_recycling(pool: Pool, worker: Worker) -> None:
+    if worker.recycled_for is not None:
+        worker.recycled_for.recycling -= 1
+        pool.dirty[worker.recycled_for.spec.name] = None
+        worker.recycled_for = None
 
 
 def stay(pool: Pool, worker: Worker, at: float) -> None:
     """The worker turned out busy: nothing happened; whoever waited for it waits again."""
-    was_handover = worker.handing_over
     _unmark(pool, worker, at)
     worker.successor = None
     worker.move("bound", at)
     drop_claim(pool, worker)
     device = worker.lane.device
-    if was_handover and device.next is not None:
-        standby, device.next = device.next, None
-        standby.move("standby", at)
-        drop_claim(pool, standby)
+    if device.next is not None:
+        unreserve(pool, device.next, at)
     shelve(pool, device)
 
 
 def ended(pool: Pool, worker: Worker, at: float) -> None:
     """The lease is revoked: what its purpose asked for happens now."""
     tell_revoked(pool, worker)
-    if worker.purpose == "move" or (worker.claim is not None and worker.purpose == "release"):
-        if worker.claim is not None and worker.claim.entry.client in pool.clients:
+    if worker.purpose == "move":
+        if worker.claim is not None and _may_stay(worker) and owner_of(pool, worker.claim):
             regrant(pool, worker, at)
             return
         drop_claim(pool, worker)
         worker.purpose = "release"
     if worker.purpose == "release" and _has_other_home(pool, worker):
-        worker.purpose = ""
+        _unmark(pool, worker, at)
+        worker.successor = None
         worker.move("unleased", at)
         set_idle(pool, worker, at)
         return
@@ -212,8 +301,11 @@ def ended(pool: Pool, worker: Worker, at: float) -> None:
 def _has_other_home(pool: Pool, worker: Worker) -> bool:
     assert worker.key is not None
     caller = pool.callers.get(worker.key.caller)
-    lane = worker.lane
-    return bool(caller and caller.clients) and lane.state == "ready" and not lane.draining
+    return bool(caller and caller.clients) and _may_stay(worker)
+
+
+def _may_stay(worker: Worker) -> bool:
+    return worker.lane.state == "ready" and not worker.lane.draining
 
 
 def moved(pool: Pool, worker: Worker, at: float) -> None:
@@ -221,7 +313,7 @@ def moved(pool: Pool, worker: Worker, at: float) -> None:
     assert worker.successor is not None
     tell_revoked(pool, worker)
     worker.fence, worker.successor = worker.successor, None
-    worker.purpose = ""
+    _unmark(pool, worker, at)
     worker.move("bound", at)
     if worker.claim is None:  # whoever wanted it is gone
         release(pool, worker, "drain", at)
@@ -231,11 +323,11 @@ def moved(pool: Pool, worker: Worker, at: float) -> None:
 
 def tell_revoked(pool: Pool, worker: Worker) -> None:
     """The client learns that the lease is over; its unseen grant of it is withdrawn."""
-    if worker.client:
+    client = pool.clients.get(worker.client)
+    if client is not None and client.leases.get(worker.id) == worker.fence:
         forget_lease(pool, worker)
-        if worker.client in pool.clients:
-            pool.out.append(SendRevoked(worker.client, LeaseId(worker.id, worker.fence)))
-        worker.client = ""
+        pool.out.append(SendRevoked(client.id, LeaseId(worker.id, worker.fence)))
+    worker.client = ""
 
 
 def forget_lease(pool: Pool, worker: Worker) -> None:
@@ -256,19 +348,32 @@ def leave(pool: Pool, worker: Worker, reason: str, at: float, *, kill: bool = Tr
     """
     tell_revoked(pool, worker)
     clear_idle(pool, worker)
-    if worker.state in HELD_STATES:
-        ledger.discharge(pool, worker, at)
     _unmark(pool, worker, at)
     device = worker.lane.device
+    if worker.state in HELD_STATES:
+        ledger.discharge(pool, worker, at)
+        if device.next is not None and device.next.claim is not None:
+            reserve_units(pool, device.next, device.next.claim)
     if device.next is worker:
         device.next = None
     drop_claim(pool, worker)
     if worker.state == "starting":
         worker.lane.profile.starting -= 1
+    worker.successor = None
     worker.move("leaving", at)
     if kill:
         pool.out.append(RetireWorker(worker.id, reason))
     shelve(pool, device)
+
+
+def remove(pool: Pool, worker: Worker, at: float) -> None:
+    """Nothing is left of the worker: its slot and device are free."""
+    worker.move("gone", at)
+    worker.lane.slots[worker.slot] = None
+    if worker.lane.device.active is worker:
+        worker.lane.device.active = None
+    del pool.workers[worker.id]
+    pool.agenda.cancel(("sweep", worker.id))
 
 
 def client_of(pool: Pool, name: str) -> Client:

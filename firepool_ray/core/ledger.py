@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 
+from firepool_ray.core import queueing
 from firepool_ray.core.model import Caller
-from firepool_ray.core.state import CallerState, Pool, Queue, Worker
+from firepool_ray.core.state import EPSILON, CallerState, Pool, Queue, Worker
 
-#: Callers remembered only for their past usage; beyond this the oldest are forgotten.
+#: Callers remembered only for their past usage.
 REMEMBERED_CALLERS = 4096
 
 
@@ -24,6 +25,7 @@ def caller_state(pool: Pool, caller: Caller, at: float) -> CallerState:
     state = pool.callers.get(caller)
     if state is None:
         state = pool.callers[caller] = CallerState(stamp=at)
+    pool.past.pop(caller, None)
     return state
 
 
@@ -66,14 +68,17 @@ def discharge(pool: Pool, worker: Worker, at: float) -> None:
     state = caller_state(pool, caller, at)
     _settle(pool, state, at)
     state.held = max(0.0, state.held - units)
-    forget_idle_callers(pool)
+    remember_usage_only(pool, caller)
+    queueing.room_changed(pool, queue)
 
 
-def forget_idle_callers(pool: Pool) -> None:
-    """Bound the memory: callers without workers and clients live on only as past usage."""
-    if len(pool.callers) <= REMEMBERED_CALLERS:
+def remember_usage_only(pool: Pool, caller: Caller) -> None:
+    """A caller without workers and clients lives on as past usage; the oldest are forgotten."""
+    state = pool.callers.get(caller)
+    if state is None or state.clients or state.held > EPSILON:
         return
-    surplus = len(pool.callers) - REMEMBERED_CALLERS
-    for caller, state in list(pool.callers.items())[: 2 * surplus]:
-        if not state.held and not state.clients:
-            del pool.callers[caller]
+    state.held = 0.0
+    pool.past[caller] = None
+    if len(pool.past) > REMEMBERED_CALLERS:
+        oldest = next(iter(pool.past))
+        del pool.past[oldest], pool.callers[oldest]

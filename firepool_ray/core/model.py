@@ -123,6 +123,7 @@ class PoolSpec:
     idle_cap: float = float("inf")  #: units that may be held idle (static; a budget later)
     refill_rate_per_s: float = 2.0  #: token bucket that paces standby refills
     refill_burst: int = 4
+    stale_s: float = 10.0  #: demand not stated again for so long is taken as gone
     reclaim_s: float = 10.0  #: leases nobody claims after a controller restart go after this
     start_backoff_s: float = 0.5
     start_backoff_max_s: float = 30.0

@@ -1,8 +1,9 @@
 """Work submitted from inside jobs: finds the circle that can never finish.
 
 A job on a worker that waits for children holds its lane. If everything that could ever serve those
-children is held by jobs that wait in the same way, nobody moves again. Called by ``machine`` after
-a client with a parent lease stated its situation; costs a walk over the workers involved.
+children is held by jobs that wait in the same way, nobody moves again. Called by ``machine`` when
+a blocked client has stated its situation and everything is placed; costs a walk over the workers
+involved.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ from collections import deque
 
 from firepool_ray.core import queueing
 from firepool_ray.core.actions import SendRejection
-from firepool_ray.core.model import Rejection
-from firepool_ray.core.state import HELD_STATES, Client, Entry, Pool, Profile, Worker
+from firepool_ray.core.model import LeaseId, Rejection
+from firepool_ray.core.state import EPSILON, HELD_STATES, Client, Entry, Pool, Profile, Worker
 
 
-def break_circle(pool: Pool, client: Client, at: float) -> None:
+def suspect(pool: Pool, client: Client) -> None:
+    """A job that waits for children which wait for workers: look at it once all is placed."""
+    if client.parent is not None and any(e.unmet > 0 for e in client.entries.values()):
+        pool.suspects[client.id] = None
+
+
+def break_circle(pool: Pool, name: str, at: float) -> None:
     """Reject the client's waiting children if they could never run."""
-    if client.parent is None or not client.blocked:
+    client = pool.clients.get(name)
+    if client is None or not client.blocked:
         return
     waiting = [entry for entry in client.entries.values() if entry.unmet > 0]
     if not waiting or _can_move(pool, client, at):
@@ -31,45 +39,68 @@ def break_circle(pool: Pool, client: Client, at: float) -> None:
 
 def _can_move(pool: Pool, client: Client, at: float) -> bool:
     """Is there a free place, or a running job outside of any circle, behind this client's wait?"""
-    parents = {
-        c.parent.worker: c for c in pool.clients.values() if c.parent is not None and c.blocked
-    }
+    blocked = {c.parent: c for c in pool.clients.values() if c.parent is not None and c.blocked}
     seen: set[str] = set()
     todo = deque([client])
     while todo:
         waiter = todo.popleft()
-        if any(number for number in waiter.unacked):
+        if waiter.unacked:
             return True  # a grant is on its way to it
-        places = [pool.workers[name] for name in waiter.leases if name in pool.workers]
+        places = [
+            worker
+            for name in waiter.leases
+            if (worker := pool.workers.get(name)) is not None and not _long_idle(pool, worker, at)
+        ]
         for entry in waiter.entries.values():
             if entry.count <= 0:
                 continue
             if entry.pending > 0:
                 return True
-            profile = queueing.profile_of(pool, entry)
-            if queueing.queue_of(pool, entry).has_room(profile.spec.unit):
-                if _may_get_free(pool, profile, at):
-                    return True
-                places.extend(_holders(profile))
-            else:
-                places.extend(_held_by_queue(pool, entry))
+            holders = _holders_before(pool, entry, at)
+            if holders is None:
+                return True
+            places.extend(holders)
         for worker in places:
             if worker.id in seen:
                 continue
             seen.add(worker.id)
-            parent = parents.get(worker.id)
+            parent = blocked.get(LeaseId(worker.id, worker.fence))
             if parent is None:
                 return True  # it is idle, leaving, or runs a job that waits for nobody
             todo.append(parent)
     return False
 
 
-def _may_get_free(pool: Pool, profile: Profile, at: float) -> bool:
-    """Capacity that is held by no job: there already, coming, or still to be grown."""
+def _long_idle(pool: Pool, worker: Worker, at: float) -> bool:
+    """The waiter's own lease that it has no use for; freshly idle ones may be in use again."""
+    return worker.idle_since is not None and at - worker.idle_since > pool.spec.window_s
+
+
+def _holders_before(pool: Pool, entry: Entry, at: float) -> list[Worker] | None:
+    """Who holds what the entry could use; None if something is, or comes, free without them."""
+    profile = queueing.profile_of(pool, entry)
+    if not queueing.queue_of(pool, entry).has_room(profile.spec.unit):
+        return _held_by_queue(pool, entry)
     if profile.ready or profile.soon or profile.coming or profile.startable or profile.growing:
-        return True
-    room = profile.counted < profile.spec.max_lanes
-    return room and pool.reserved_gpus + profile.spec.gpus <= pool.spec.max_gpus + 1e-9
+        return None
+    if any(lane.state == "quarantined" and not lane.draining for lane in profile.lanes.values()):
+        return None
+    holders = _holders(profile)
+    if profile.counted < profile.spec.max_lanes:
+        if pool.reserved_gpus - pool.releasing_gpus + profile.spec.gpus <= (
+            pool.spec.max_gpus + EPSILON
+        ):
+            return None
+        for other in pool.profiles.values():
+            if (
+                other is not profile
+                and other.spec.gpus > 0
+                and other.counted > other.spec.min_lanes
+            ):
+                if other.ready or other.startable or other.coming or other.soon:
+                    return None
+                holders += _holders(other)
+    return holders
 
 
 def _holders(profile: Profile) -> list[Worker]:
@@ -81,13 +112,17 @@ def _holders(profile: Profile) -> list[Worker]:
 
 
 def _held_by_queue(pool: Pool, entry: Entry) -> list[Worker]:
+    """Bound to callers of its queue, or about to be."""
     queue = entry.job_class.key.caller.queue
     return [
         worker
         for worker in pool.workers.values()
-        if worker.state in HELD_STATES
-        and worker.key is not None
-        and worker.key.caller.queue == queue
+        if (
+            worker.state in HELD_STATES
+            and worker.key is not None
+            and worker.key.caller.queue == queue
+        )
+        or (worker.claim is not None and worker.claim.entry.job_class.key.caller.queue == queue)
     ]
 
 

@@ -53,6 +53,10 @@ class Ordered(Generic[T]):
     def last(self) -> T | None:
         return self._items[self._order[-1][1]] if self._order else None
 
+    def key_of(self, number: int) -> float:
+        """Key of an item that is there."""
+        return self._keys[number]
+
     def first_key(self) -> float:
         """Key of the first item; inf when empty."""
         return self._order[0][0] if self._order else float("inf")
@@ -86,7 +90,7 @@ class Agenda(Generic[K]):
     def set_earlier(self, owner: K, when: float) -> None:
         """As ``set``, but an earlier time stands."""
         number = self._numbers.get(owner)
-        if number is None or self._ordered._keys[number] > when:
+        if number is None or self._ordered.key_of(number) > when:
             self.set(owner, when)
 
     def cancel(self, owner: K) -> None:

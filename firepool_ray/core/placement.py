@@ -11,23 +11,49 @@ from itertools import islice
 
 from firepool_ray.core import eviction, leases, queueing, sharing, staffing
 from firepool_ray.core.model import ReuseKey
-from firepool_ray.core.shelves import shelve, standby_of
+from firepool_ray.core.ordered import Ordered
+from firepool_ray.core.shelves import standby_of
 from firepool_ray.core.state import Claim, Entry, Pool, Profile, Queue
+
+#: So many reuse keys are passed over when the idle workers there are happen to be their own.
+PASSED_KEYS = 8
 
 
 def place(pool: Pool, profile: Profile, at: float) -> None:
     """Serve what can be served in this profile now, then get more capacity under way."""
-    while (entry := queueing.next_entry(pool, profile)) is not None:
-        if not (
-            _take_standby(pool, profile, entry, at) or _take_victim(pool, profile, entry, at, None)
-        ):
+    passed: list[ReuseKey] = []
+    while (entry := queueing.next_entry(pool, profile, passed)) is not None:
+        served = _take_standby(pool, profile, entry, at) or _take_victim(
+            pool, profile, entry, at, None
+        )
+        if not served and not _pass_over(pool, profile, entry, passed, at):
             break
     for queue, order in queueing.full_queues(pool, profile):
-        while (first := order.first()) is not None:
-            if not _take_victim(pool, profile, first, at, queue):
-                break
+        _exchange_within(pool, profile, queue, order, at)
     staffing.supply(pool, profile, at)
     sharing.relieve(pool, profile, at)
+
+
+def _pass_over(
+    pool: Pool, profile: Profile, entry: Entry, passed: list[ReuseKey], at: float
+) -> bool:
+    """May somebody behind this entry use what it could not (its own idle workers)?"""
+    if len(passed) >= PASSED_KEYS or not eviction.may_fit_others(pool, profile, at):
+        return False
+    passed.append(entry.job_class.key)
+    return True
+
+
+def _exchange_within(
+    pool: Pool, profile: Profile, queue: Queue, order: Ordered[Entry], at: float
+) -> None:
+    """A queue at its limit hands its own idle workers over among its callers."""
+    passed: list[ReuseKey] = []
+    while (entry := queueing.first_not_passed(order, passed)) is not None:
+        if not _take_victim(pool, profile, entry, at, queue):
+            eviction.exchange(pool, profile, queue, entry, at)
+            if not _pass_over(pool, profile, entry, passed, at):
+                return
 
 
 def _take_standby(pool: Pool, profile: Profile, entry: Entry, at: float) -> bool:
@@ -44,12 +70,7 @@ def _take_standby(pool: Pool, profile: Profile, entry: Entry, at: float) -> bool
         return False
     standby = standby_of(lane)
     assert standby is not None
-    queueing.queue_of(pool, entry).reserved += profile.spec.unit
-    standby.move("reserved", at)
-    standby.claim = Claim(entry, "handover", reserved=True)
-    lane.device.next = standby
-    leases.cover(pool, entry)
-    shelve(pool, lane.device)
+    leases.reserve(pool, standby, entry, at)
     return True
 
 
@@ -67,9 +88,9 @@ def _take_victim(pool: Pool, profile: Profile, entry: Entry, at: float, only: Qu
 def match_warm(pool: Pool, key: ReuseKey, at: float) -> None:
     """Idle leases go to sibling clients that want exactly this reuse key: no limits are touched."""
     while (warm := pool.warm.get(key)) and (wanting := pool.wanting.get(key)):
-        for entry in islice(wanting, eviction.SCAN):
+        for entry in islice(wanting, queueing.SCAN):
             worker = next(
-                (w for w in islice(warm, eviction.SCAN) if w.client != entry.client), None
+                (w for w in islice(warm, queueing.SCAN) if w.client != entry.client), None
             )
             if worker is not None:
                 break

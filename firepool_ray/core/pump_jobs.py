@@ -86,9 +86,7 @@ def _is_set(alarm: tuple[float, int, Job]) -> bool:
 
 
 class JobDesk:
-    def __init__(
-        self, book: Book, polling: Polling, window_s: float, max_waiting: int
-    ) -> None:
+    def __init__(self, book: Book, polling: Polling, window_s: float, max_waiting: int) -> None:
         self._book = book
         self._polling = polling
         self._window_s = window_s
@@ -195,7 +193,7 @@ class JobDesk:
             lease.turn = self.turn
             self.actions.append(DispatchJob(job.id, lease.id, lease.source, with_code=True))
         else:  # refused, or a worker that cannot keep the code it was given
-            self._hand_back(job, lease, event.at)
+            self._hand_back(job, lease, event.at, count=event.answer == "need_code")
 
     def on_reply_lost(self, event: ReplyLost) -> None:
         job, lease = self._called(event.job, event.lease)
@@ -205,13 +203,14 @@ class JobDesk:
         self.actions.append(SettleJob(job.id, lease.id))
 
     def on_settled(self, event: JobSettled) -> None:
-        job, lease = self._called(event.job, event.lease)
-        state = self._move_to(job, "poll")  # settling is the only state that allows it
+        job, lease = self._sought(event.job, event.lease)
+        if job is None or lease is None:
+            return
         if event.running and event.alive:
             job.settle_delay_s = min(RETRY_MAX_S, job.settle_delay_s * 2 or SETTLE_POLL_S)
             self.alarms.set(job, event.at + job.settle_delay_s)
         elif event.started and event.alive:
-            job.state = state
+            job.state = self._move_to(job, "poll")
             self.actions.append(ReplayJob(job.id, lease.id))
         elif event.started is False:
             self._hand_back(job, lease, event.at)
@@ -221,9 +220,9 @@ class JobDesk:
             self._lose(job, lease, event.started, _verdict(job, event), event.at)
 
     def on_replay_failed(self, event: ReplayFailed) -> None:
-        job, lease = self._called(event.job, event.lease)
-        self._move_to(job, "poll")
-        self._lose(job, lease, True, "lost", event.at)
+        job, lease = self._sought(event.job, event.lease)
+        if job is not None and lease is not None:
+            self._lose(job, lease, True, "lost", event.at)
 
     def _lose(
         self, job: Job, lease: Lease, started: bool | None, cause: EndCause, at: float
@@ -360,6 +359,13 @@ class JobDesk:
         if job is None or lease is None or lease.job is not job:
             _illegal(f"no call of job {job_id} is outstanding on {lease_id}")
         return job, lease
+
+    def _sought(self, job_id: str, lease_id: LeaseId) -> tuple[Job | None, Lease | None]:
+        """The same for a job whose reply is sought; nothing if it was found meanwhile."""
+        job = self._book.jobs.get(job_id)
+        if job is None or job.state != "settling" or job.lease is None or job.lease.id != lease_id:
+            return None, None
+        return job, job.lease
 
 
 def _verdict(job: Job, event: JobSettled) -> EndCause:

@@ -203,11 +203,12 @@ class Book:
             self.waiting -= 1
             self.touched[job.job_class.id] = job.job_class
 
-    def add_lease(self, id: LeaseId, key_id: ReuseKey, source: Source) -> None:
+    def add_lease(self, id: LeaseId, key_id: ReuseKey, source: Source) -> Lease:
         key = self.key_of(key_id)
         lease = Lease(id, key, source)
         self.leases[id] = key.leases[id] = lease
         key.free.append(lease)
+        return lease
 
     def drop_lease(self, lease: Lease) -> None:
         self.leases.pop(lease.id, None)
@@ -224,6 +225,21 @@ class Book:
                     del key.classes[cls.id]
             if not key.classes and not key.leases:
                 del self.keys[key.id]
+
+    def undo(self, turn: int) -> None:
+        """Take back every dispatch of one turn, whole or half done; drop pointers to ended jobs."""
+        for lease in self.leases.values():
+            job = lease.job
+            if job is not None and (job.state == "ended" or lease.turn == turn):
+                lease.job = None
+        for job in self.jobs.values():
+            called = job.lease is not None and job.lease.job is job
+            if job.state in ("running", "stopping", "settling") and not called:
+                job.state = "waiting"
+            if job.state in ("blocked", "waiting"):
+                if job.lease is not None and job.lease.job is job:
+                    job.lease.job = None
+                job.lease = None
 
     def rebuild(self) -> None:
         """Derive every index anew from jobs and leases."""

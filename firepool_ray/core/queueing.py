@@ -6,8 +6,15 @@ window of waiting and no more, so nobody starves. Called by ``machine`` and ``pl
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import islice
+
+from firepool_ray.core.model import ReuseKey
 from firepool_ray.core.ordered import Ordered
-from firepool_ray.core.state import Entry, Pool, Profile, Queue
+from firepool_ray.core.state import EPSILON, Entry, Pool, Profile, Queue
+
+#: How far a search looks past candidates that do not fit.
+SCAN = 64
 
 
 def profile_of(pool: Pool, entry: Entry) -> Profile:
@@ -18,8 +25,13 @@ def queue_of(pool: Pool, entry: Entry) -> Queue:
     return pool.queues[entry.job_class.key.caller.queue]
 
 
+#: Urgent entries stand before all others, among themselves in the usual order.
+URGENT_S = 1e9
+
+
 def order_key(pool: Pool, entry: Entry) -> float:
-    return entry.oldest_at - entry.job_class.priority * pool.spec.window_s
+    key = entry.oldest_at - entry.job_class.priority * pool.spec.window_s
+    return key - URGENT_S if entry.urgent else key
 
 
 def refresh(pool: Pool, entry: Entry) -> None:
@@ -33,6 +45,8 @@ def refresh(pool: Pool, entry: Entry) -> None:
             wanting = pool.wanting[key] = Ordered()
         order = order_key(pool, entry)
         wanting.add(order, entry.number, entry)
+        if key in pool.warm:
+            pool.rematch[key] = None
         if entry.drain_s > profile.promote_cost_s:
             if waiting is None:
                 waiting = profile.waiting[key.caller.queue] = Ordered()
@@ -49,8 +63,11 @@ def refresh(pool: Pool, entry: Entry) -> None:
             waiting.discard(entry.number)
 
 
-def next_entry(pool: Pool, profile: Profile) -> Entry | None:
-    """The first waiting entry whose queue may hold more: entitled queues before borrowing ones."""
+def next_entry(pool: Pool, profile: Profile, passed: Collection[ReuseKey] = ()) -> Entry | None:
+    """The first waiting entry whose queue may hold more: entitled queues before borrowing ones.
+
+    Entries of the reuse keys in ``passed`` could not be served just now.
+    """
     units = profile.spec.unit
     best: Entry | None = None
     best_rank: tuple[bool, float] = (True, float("inf"))
@@ -60,10 +77,29 @@ def next_entry(pool: Pool, profile: Profile) -> Entry | None:
         queue = pool.queues[name]
         if not queue.has_room(units):
             continue
-        rank = (not queue.entitled(units), order.first_key())
+        entry = first_not_passed(order, passed) if passed else order.first()
+        if entry is None:
+            continue
+        rank = (not queue.entitled(units), order.key_of(entry.number))
         if best is None or rank < best_rank:
-            best, best_rank = order.first(), rank
+            best, best_rank = entry, rank
     return best
+
+
+def head_key(profile: Profile) -> float:
+    """Place in the waiting order of whoever waits first for the profile; inf if nobody does."""
+    return min((order.first_key() for order in profile.waiting.values()), default=float("inf"))
+
+
+def first_not_passed(order: Ordered[Entry], passed: Collection[ReuseKey]) -> Entry | None:
+    return next((e for e in islice(order, SCAN) if e.job_class.key not in passed), None)
+
+
+def room_changed(pool: Pool, queue: Queue) -> None:
+    """Units of the queue became free: what waits for them is looked at again."""
+    for profile in pool.profiles.values():
+        if profile.waiting.get(queue.spec.name):
+            pool.dirty[profile.spec.name] = None
 
 
 def full_queues(pool: Pool, profile: Profile) -> list[tuple[Queue, Ordered[Entry]]]:
@@ -85,15 +121,14 @@ def wanted_starts(pool: Pool, profile: Profile, cost_s: float, enough: int) -> i
     total = 0
     for name, order in profile.waiting.items():
         queue = pool.queues[name]
-        room = (queue.spec.limit - queue.after(0.0) + 1e-9) // units
-        room = min(room, float(enough - total))
+        room = int(min(enough - total, (queue.spec.limit - queue.after(0.0) + EPSILON) / units))
         wanted = 0
         for entry in order:
             if wanted >= room:
                 break
             if entry.drain_s > cost_s:
                 wanted += entry.unmet
-        total += max(0, int(min(wanted, room)))
+        total += max(0, min(wanted, room))
         if total >= enough:
             break
     return total

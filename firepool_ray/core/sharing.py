@@ -8,10 +8,12 @@ would only turn the inequality around.
 
 from __future__ import annotations
 
-from firepool_ray.core import leases, ledger, queueing
+from collections.abc import Iterable
+
+from firepool_ray.core import leases, ledger, queueing, staffing
 from firepool_ray.core.model import Caller
 from firepool_ray.core.shelves import standby_of
-from firepool_ray.core.state import Claim, Entry, Pool, Profile, Worker
+from firepool_ray.core.state import EPSILON, Claim, Entry, Lane, Pool, Profile, Worker
 
 #: Waiting entries and busy workers are all looked at, so not more often than this.
 LOOK_EVERY_S = 0.25
@@ -32,7 +34,6 @@ def relieve(pool: Pool, profile: Profile, at: float) -> None:
         for order in profile.waiting.values()
         for entry in order
         if at - entry.oldest_at >= pool.spec.window_s
-        and queueing.queue_of(pool, entry).entitled(profile.spec.unit)
     ]
     if overdue:
         overdue.sort(
@@ -42,21 +43,59 @@ def relieve(pool: Pool, profile: Profile, at: float) -> None:
                 e.number,
             )
         )
-        busy = _busy_by_caller(pool, profile)
+        _serve_first_those_without(pool, overdue)
+        busy = _busy_by_caller(pool, profile.lanes.values())
         for entry in overdue:
             under_way = profile.recycling + len(profile.coming) + profile.growing
             if under_way >= sum(e.unmet for e in overdue):
                 break
             while entry.unmet > 0 and _drain_one(pool, profile, entry, busy, at):
                 pass
+        _make_room(pool, profile, overdue, at)
     pool.agenda.set_earlier(("place", profile.spec.name), profile.relieve_after)
 
 
-def _busy_by_caller(pool: Pool, profile: Profile) -> dict[Caller, list[Worker]]:
-    """Bound workers that may be drained for this profile: busy, and not waiting for children."""
+def _serve_first_those_without(pool: Pool, overdue: list[Entry]) -> None:
+    """A caller that holds nothing goes before a backlog that others have had for longer.
+
+    It is worth one worker: the first one on its way to the entry ends its urgency.
+    """
+    for entry in overdue:
+        caller = pool.callers.get(entry.job_class.key.caller)
+        if not entry.urgent and not entry.pending and (caller is None or caller.held <= EPSILON):
+            entry.urgent = True
+            queueing.refresh(pool, entry)
+
+
+def _make_room(pool: Pool, profile: Profile, overdue: list[Entry], at: float) -> None:
+    """Lanes of other profiles go, once their jobs have finished, where GPUs are all taken."""
+    entry = next((e for e in overdue if e.unmet > 0), None)
+    if entry is None or not staffing.lacks_only_gpus(pool, profile, at):
+        return
+    queue = queueing.queue_of(pool, entry)
+    units = profile.spec.unit
+    if profile.growing or not (queue.entitled(units) and queue.has_room(units)):
+        return
+    others = [p for p in pool.profiles.values() if p is not profile and p.spec.gpus > 0]
+    lanes = [
+        lane for p in others if p.counted > p.spec.min_lanes for lane in list(p.lanes.values())
+    ]
+    busy = _busy_by_caller(pool, lanes)
+    while staffing.lacks_only_gpus(pool, profile, at):
+        victim = _victim_for(pool, profile, entry, busy, at)
+        if victim is None:
+            return
+        other = victim.lane.profile
+        if other.counted > other.spec.min_lanes:
+            pool.room_for = profile.spec.name
+            staffing.retire(pool, victim.lane, "its GPUs are needed by another profile", at)
+
+
+def _busy_by_caller(pool: Pool, lanes: Iterable[Lane]) -> dict[Caller, list[Worker]]:
+    """Bound workers that may be drained: busy, and not waiting for children."""
     parents = {c.parent.worker for c in pool.clients.values() if c.parent and c.blocked}
     busy: dict[Caller, list[Worker]] = {}
-    for lane in profile.lanes.values():
+    for lane in lanes:
         worker = lane.device.active
         if (
             lane.state == "ready"
@@ -95,6 +134,7 @@ def _drain_sibling(pool: Pool, entry: Entry, busy: dict[Caller, list[Worker]], a
     leases.cover(pool, entry)
     best.claim = Claim(entry, "warm")
     leases.revoke(pool, best, "move", "drain", at)
+    _be_patient(pool, best, at)
     return True
 
 
@@ -112,6 +152,11 @@ def _leases(pool: Pool, client: str, entry: Entry) -> int:
     )
 
 
+def _be_patient(pool: Pool, victim: Worker, at: float) -> None:
+    """Its job may last: after another window the one that waits for it may have another worker."""
+    pool.agenda.set(("patience", victim.id), at + pool.spec.window_s)
+
+
 def _drain_other(
     pool: Pool,
     profile: Profile,
@@ -119,35 +164,52 @@ def _drain_other(
     busy: dict[Caller, list[Worker]],
     at: float,
 ) -> bool:
+    victim = _victim_for(pool, profile, entry, busy, at)
+    if victim is None:
+        return False
+    candidates = [standby_of(lane) for lane in victim.lane.device.lanes if lane.profile is profile]
+    standby = next((worker for worker in candidates if worker is not None), None)
+    grown = profile.spec.unit - victim.lane.profile.spec.unit
+    if standby is not None and queueing.queue_of(pool, entry).has_room(grown):
+        leases.hand_over(pool, victim, standby, entry, "drain", at)
+        _be_patient(pool, victim, at)
+        return True
+    leases.recycle(pool, profile, victim, "drain", at)
+    _be_patient(pool, victim, at)
+    return False  # no claim: the lane starts a worker, and the waiting order decides who gets it
+
+
+def _victim_for(
+    pool: Pool, profile: Profile, entry: Entry, busy: dict[Caller, list[Worker]], at: float
+) -> Worker | None:
+    """A busy worker of the caller with the highest usage, if that is fair; taken out of ``busy``.
+
+    A queue that may not hold more can only take from its own callers.
+    """
     caller = entry.job_class.key.caller
     units = profile.spec.unit
-    mine = ledger.caller_state(pool, caller, at)
-    my_weight = pool.queues[caller.queue].spec.weight
+    queue = queueing.queue_of(pool, entry)
+    within = not (queue.has_room(units) and queue.entitled(units))
+    mine = pool.callers.get(caller)
+    my_share = ((mine.held if mine is not None else 0.0) + entry.pending * units) / (
+        queue.spec.weight
+    )
     my_usage = ledger.usage(pool, caller, at)
-    my_share = (mine.held + entry.pending * units) / my_weight
-    full = not queueing.queue_of(pool, entry).has_room(units)
     best: tuple[float, Caller] | None = None
     for other, workers in busy.items():
-        if other == caller or not workers or (full and other.queue != caller.queue):
+        if other == caller or not workers or (within and other.queue != caller.queue):
             continue
         usage = ledger.usage(pool, other, at)
         theirs = pool.callers[other]
-        weight = pool.queues[other.queue].spec.weight
-        left = (theirs.held - theirs.leaving - units) / weight
-        fair = my_share == 0 or left >= my_share + units / my_weight
+        left = (theirs.held - theirs.leaving - units) / pool.queues[other.queue].spec.weight
+        fair = my_share == 0 or left >= my_share + units / queue.spec.weight
         if fair and usage > my_usage and (best is None or usage > best[0]):
             best = (usage, other)
     if best is None:
-        return False
+        return None
     victim = _pick(busy[best[1]])
     busy[best[1]].remove(victim)
-    candidates = [standby_of(lane) for lane in victim.lane.device.lanes if lane.profile is profile]
-    standby = next((worker for worker in candidates if worker is not None), None)
-    if standby is not None:
-        leases.hand_over(pool, victim, standby, entry, "drain", at)
-        return True
-    leases.revoke(pool, victim, "recycle", "drain", at)
-    return False  # no claim: the lane starts a worker, and the waiting order decides who gets it
+    return victim
 
 
 def _pick(workers: list[Worker]) -> Worker:

@@ -9,6 +9,8 @@ Each lane stands on at most one shelf of its profile, decided by its own slots a
     startable  the device is free and so is a slot
     handover   an idle worker holds the device, a standby waits
     recycle    an idle worker holds the device, no standby
+
+Beside the shelves it keeps the profile's list of lanes that lack a standby.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from __future__ import annotations
 from firepool_ray.core import keepalive
 from firepool_ray.core.ordered import Ordered
 from firepool_ray.core.state import Device, Lane, Pool, Profile, Worker
+
+
+UNBOUND_STATES = frozenset({"starting", "standby", "reserved", "promoting"})
 
 
 def standby_of(lane: Lane) -> Worker | None:
@@ -36,6 +41,11 @@ def _place_on_shelf(pool: Pool, device: Device, lane: Lane) -> None:
     name = _shelf_name(device, lane)
     victim = device.active if name in ("handover", "recycle") else None
     queue = victim.key.caller.queue if victim is not None and victim.key is not None else ""
+    if lacks_standby(lane):
+        profile.refill[lane.id] = lane
+        pool.refill[profile.spec.name] = None
+    elif profile.refill:
+        profile.refill.pop(lane.id, None)
     if lane.shelf and (lane.shelf != name or lane.shelf_queue != queue):
         _shelf(profile, lane.shelf, lane.shelf_queue).discard(lane.number)
     lane.shelf, lane.shelf_queue = name, queue
@@ -45,6 +55,16 @@ def _place_on_shelf(pool: Pool, device: Device, lane: Lane) -> None:
             key = victim.idle_since if victim.idle_since is not None else 0.0
         _shelf(profile, name, queue).add(key, lane.number, lane)
         pool.dirty[profile.spec.name] = None
+
+
+def lacks_standby(lane: Lane) -> bool:
+    """Something is missing beside the active worker. One that is about to be promoted is not yet
+    missed, so that its successor's start does not slow the promotion down.
+    """
+    if lane.state != "ready" or lane.draining or None not in lane.slots:
+        return False
+    unbound = sum(1 for w in lane.slots if w is not None and w.state in UNBOUND_STATES)
+    return unbound < lane.profile.spec.standbys
 
 
 def _shelf_name(device: Device, lane: Lane) -> str:
@@ -62,6 +82,8 @@ def _shelf_name(device: Device, lane: Lane) -> str:
     if active is None:
         return "ready" if standby else "coming" if starting else "startable" if free else ""
     if active.state == "leaving":
+        if active.lane.state == "quarantined":
+            return ""
         return "soon" if standby else "coming"
     if active.idle_since is not None:
         return "handover" if standby else "recycle"
@@ -91,11 +113,16 @@ def set_idle(pool: Pool, worker: Worker, since: float) -> None:
         pool.idle_units += worker.lane.profile.spec.unit
     worker.idle_since = since
     pool.idle.add(since, worker.number, worker)
+    pool.queues[worker.key.caller.queue].idle.add(since, worker.number, worker)
     warm = pool.warm.get(worker.key)
     if warm is None:
         warm = pool.warm[worker.key] = Ordered()
     warm.add(-since, worker.number, worker)  # newest first: last in, first out is optimal
-    until = keepalive.hold_until(worker.lane.profile.spec, worker.key.caller, since)
+    if worker.key in pool.wanting:
+        pool.rematch[worker.key] = None
+    caller = worker.key.caller
+    closing = caller in pool.callers and pool.callers[caller].closing
+    until = keepalive.hold_until(worker.lane.profile.spec, caller, since, closing=closing)
     if until < float("inf"):
         pool.agenda.set(("ttl", worker.id), until)
     shelve(pool, worker.lane.device)
@@ -107,8 +134,11 @@ def clear_idle(pool: Pool, worker: Worker) -> None:
         return
     assert worker.key is not None
     worker.idle_since = None
-    pool.idle_units = max(0.0, pool.idle_units - worker.lane.profile.spec.unit)
+    pool.idle_units -= worker.lane.profile.spec.unit
     pool.idle.discard(worker.number)
+    pool.queues[worker.key.caller.queue].idle.discard(worker.number)
+    if not pool.idle:
+        pool.idle_units = 0.0
     warm = pool.warm[worker.key]
     warm.discard(worker.number)
     if not warm:

@@ -16,10 +16,14 @@ from firepool_ray.core.actions import (
 )
 from firepool_ray.core.model import Rejection
 from firepool_ray.core.shelves import shelve
-from firepool_ray.core.state import Device, Lane, Pool, Profile, Worker
+from firepool_ray.core.state import EPSILON, Device, Lane, Pool, Profile, Queue, Worker
 
+#: Weight of the newest measurement in a moving average of costs.
+COST_GAIN = 0.2
 #: Sweeps of a quarantined lane are tried again after this.
 SWEEP_RETRY_S = 30.0
+#: An unused lane that is kept because somebody waits is looked at again no sooner than this.
+UNUSED_LOOK_S = 1.0
 
 
 # ---------------------------------------------------------------- starting workers
@@ -47,11 +51,20 @@ def may_start(pool: Pool, profile: Profile, at: float) -> bool:
 
 def supply(pool: Pool, profile: Profile, at: float) -> None:
     """Get workers under way for demand that nothing ready can serve: cold starts, then growth."""
+    keep_minimum(pool, profile, at)
     if not any(profile.waiting.values()):
         return
     if may_start(pool, profile, at):
         _start_for_demand(pool, profile, at)
+    else:
+        _look_again(pool, profile, max(profile.retry_at, profile.open_until), at)
     _grow_for_demand(pool, profile, at)
+
+
+def _look_again(pool: Pool, profile: Profile, when: float, at: float) -> None:
+    """Nothing else need happen before a backoff ends: place the profile then."""
+    if when > at:
+        pool.agenda.set_earlier(("place", profile.spec.name), when)
 
 
 def _under_way(profile: Profile) -> int:
@@ -76,50 +89,30 @@ def _start_for_demand(pool: Pool, profile: Profile, at: float) -> None:
             return
         victim = lane.device.active
         assert victim is not None
-        leases.revoke(pool, victim, "recycle", "if_idle", at)
+        leases.recycle(pool, profile, victim, "if_idle", at)
         if None in lane.slots and not any(w.state == "starting" for w in lane.workers()):
             start(pool, lane, at, fresh=True)
         missing -= 1
 
 
-def staff(pool: Pool, lane: Lane) -> None:
-    """Queue the lane for refill if it lacks standbys."""
-    if _lacks_standby(lane):
-        pool.refill[lane.id] = None
-    else:
-        pool.refill.pop(lane.id, None)
-
-
-def _lacks_standby(lane: Lane) -> bool:
-    if lane.state != "ready" or lane.draining or None not in lane.slots:
-        return False
-    unbound = sum(1 for w in lane.workers() if w.state in ("starting", "standby"))
-    return unbound < lane.profile.spec.standbys
-
-
 def refill(pool: Pool, at: float) -> None:
     """Start missing standbys as far as the token bucket allows."""
     rate, burst = pool.spec.refill_rate_per_s, float(pool.spec.refill_burst)
-    pool.tokens = min(burst, pool.tokens + (at - pool.tokens_at) * rate)
+    pool.tokens = min(burst, pool.tokens + max(0.0, at - pool.tokens_at) * rate)
     pool.tokens_at = at
     for name in list(pool.refill):
-        lane = pool.lanes.get(name)
-        if lane is None or not _lacks_standby(lane):
+        profile = pool.profiles[name]
+        while profile.refill and may_start(pool, profile, at):
+            if pool.tokens < 1.0 - EPSILON:
+                if rate > 0:
+                    pool.agenda.set_earlier(("refill", ""), at + (1.0 - pool.tokens) / rate)
+                return
+            pool.tokens -= 1.0
+            start(pool, next(iter(profile.refill.values())), at, fresh=False)
+        if not profile.refill:
             del pool.refill[name]
-            continue
-        profile = lane.profile
-        if not may_start(pool, profile, at):
-            pool.agenda.set_earlier(
-                ("refill", ""), max(profile.retry_at, profile.open_until, at + 0.1)
-            )
-            continue
-        if pool.tokens < 1.0 - 1e-9:
-            pool.agenda.set_earlier(("refill", ""), at + (1.0 - pool.tokens) / rate)
-            return
-        pool.tokens -= 1.0
-        start(pool, lane, at, fresh=False)
-        if not _lacks_standby(lane):
-            del pool.refill[name]
+        elif (when := max(profile.retry_at, profile.open_until)) > at:
+            pool.agenda.set_earlier(("refill", ""), when)
 
 
 # ---------------------------------------------------------------- failures
@@ -133,7 +126,22 @@ def start_failed(pool: Pool, profile: Profile, reason: str, at: float) -> None:
     if profile.failures >= pool.spec.breaker_failures:
         profile.open_until = at + pool.spec.breaker_open_s
         reject_if_broken(pool, profile, at)
-    pool.agenda.set_earlier(("place", profile.spec.name), max(profile.retry_at, profile.open_until))
+    _look_again(pool, profile, max(profile.retry_at, profile.open_until), at)
+
+
+def promotion_failed(pool: Pool, profile: Profile, reason: str, at: float) -> None:
+    """As a failed start; and only a promotion, not a mere start, proves that all is well again."""
+    profile.unproven = True
+    start_failed(pool, profile, reason, at)
+
+
+def succeeded(profile: Profile, *, promoted: bool) -> None:
+    """A worker started, or was promoted: the row of failures ends."""
+    if promoted:
+        profile.unproven = False
+    if profile.failures and not profile.unproven:
+        profile.failures = 0
+        profile.retry_at = profile.open_until = 0.0
 
 
 def grow_failed(pool: Pool, profile: Profile, reason: str, at: float) -> None:
@@ -143,7 +151,7 @@ def grow_failed(pool: Pool, profile: Profile, reason: str, at: float) -> None:
     if profile.grow_failures >= pool.spec.breaker_failures:
         profile.grow_retry_at = at + pool.spec.breaker_open_s
         reject_if_broken(pool, profile, at)
-    pool.agenda.set_earlier(("place", profile.spec.name), profile.grow_retry_at)
+    _look_again(pool, profile, profile.grow_retry_at, at)
 
 
 def _backoff(pool: Pool, failures: int) -> float:
@@ -185,43 +193,100 @@ def reject_if_broken(pool: Pool, profile: Profile, at: float) -> None:
 # ---------------------------------------------------------------- lanes
 
 
+def impossible(pool: Pool, profile: Profile, queue: Queue) -> str:
+    """Why the queue can never have a worker of the profile; "" if it can."""
+    spec, gpus = profile.spec, profile.spec.gpus
+    if queue.spec.limit + EPSILON < spec.unit:
+        return (
+            f"a lane of profile {spec.name!r} counts {spec.unit:g}, but queue {queue.spec.name!r} "
+            f"may hold only {queue.spec.limit:g}. Raise its limit or use another queue."
+        )
+    if profile.counted:
+        return ""
+    if spec.max_lanes <= 0:
+        return f"profile {spec.name!r} may have no lanes: its max_lanes is {spec.max_lanes}."
+    kept = sum(p.spec.gpus * p.spec.min_lanes for p in pool.profiles.values() if p is not profile)
+    if gpus > 0 and kept + gpus > pool.spec.max_gpus + EPSILON:
+        return (
+            f"a lane of profile {spec.name!r} needs {gpus:g} GPUs; of the pool's "
+            f"{pool.spec.max_gpus:g} the min_lanes of other profiles keep {kept:g}. Raise max_gpus "
+            "or lower those min_lanes."
+        )
+    return ""
+
+
+def _may_grow(profile: Profile, at: float) -> bool:
+    """False while growth backs off; after a failure one lane at a time is tried."""
+    if profile.counted >= profile.spec.max_lanes or at < profile.grow_retry_at:
+        return False
+    return not (profile.grow_failures and profile.growing)
+
+
 def _grow_for_demand(pool: Pool, profile: Profile, at: float) -> None:
-    room = profile.spec.max_lanes - profile.counted
-    if room <= 0 or at < profile.grow_retry_at or (profile.grow_failures and profile.growing):
+    if not _may_grow(profile, at):
+        _look_again(pool, profile, profile.grow_retry_at, at)
         return
+    room = profile.spec.max_lanes - profile.counted
     enough = _under_way(profile) + room
     missing = queueing.wanted_starts(pool, profile, profile.grow_cost_s, enough)
     missing = min(room, missing - _under_way(profile))
-    for _ in range(missing):
-        if not _has_gpus(pool, profile) and not _make_room(pool, profile, at):
+    while missing > 0 and _may_grow(profile, at):
+        if not _has_gpus(pool, profile, at):
+            _make_room(pool, profile, missing, at)
             return
-        if not _has_gpus(pool, profile):
-            return  # room is being made
         grow(pool, profile, at, needed=True)
-        if profile.grow_failures:
-            return
+        missing -= 1
 
 
-def _has_gpus(pool: Pool, profile: Profile) -> bool:
-    return pool.reserved_gpus + profile.spec.gpus <= pool.spec.max_gpus + 1e-9
-
-
-def _make_room(pool: Pool, profile: Profile, at: float) -> bool:
-    """Retire a lane that nobody uses, of another profile with GPUs, unless some go already."""
-    if pool.reserved_gpus - pool.releasing_gpus + profile.spec.gpus <= pool.spec.max_gpus + 1e-9:
+def _has_gpus(pool: Pool, profile: Profile, at: float) -> bool:
+    """The profile may reserve one lane more now."""
+    if profile.spec.gpus <= 0:
         return True
+    if pool.room_for and pool.room_for != profile.spec.name:
+        other = pool.profiles[pool.room_for]
+        coming = pool.releasing_gpus > EPSILON and _may_grow(other, at)
+        if coming and queueing.next_entry(pool, other) is not None:
+            return False
+        pool.room_for = ""
+    return pool.reserved_gpus + profile.spec.gpus <= pool.spec.max_gpus + EPSILON
+
+
+def lacks_only_gpus(pool: Pool, profile: Profile, at: float, lanes: int = 1) -> bool:
+    """It could grow so many lanes if others gave GPUs back, and too few are on their way back."""
+    gpus = profile.spec.gpus
+    if gpus <= 0 or not _may_grow(profile, at):
+        return False
+    kept = sum(p.spec.gpus * p.spec.min_lanes for p in pool.profiles.values() if p is not profile)
+    if kept + profile.counted * gpus + gpus > pool.spec.max_gpus + EPSILON:
+        return False  # never
+    return pool.reserved_gpus - pool.releasing_gpus + lanes * gpus > pool.spec.max_gpus + EPSILON
+
+
+def _make_room(pool: Pool, profile: Profile, lanes: int, at: float) -> None:
+    """Retire lanes that nobody uses, of other profiles with GPUs, unless enough go already."""
+    if pool.room_for not in ("", profile.spec.name):
+        return
+    while lacks_only_gpus(pool, profile, at, lanes):
+        lane = _spare_lane(pool, profile, at)
+        if lane is None:
+            return
+        pool.room_for = profile.spec.name
+        retire(pool, lane, "its GPUs are needed by another profile", at)
+
+
+def _spare_lane(pool: Pool, profile: Profile, at: float) -> Lane | None:
     for other in pool.profiles.values():
         if other is profile or not other.spec.gpus or other.counted <= other.spec.min_lanes:
             continue
-        lane = other.ready.last() or other.startable.last()
-        if lane is None:
-            lane = eviction.find_victim(pool, other, other.handover, None, at)
-        if lane is None:
-            lane = eviction.find_victim(pool, other, other.recycle, None, at)
+        lane = (
+            other.ready.last()
+            or other.startable.last()
+            or eviction.find_victim(pool, other, other.handover, None, at)
+            or eviction.find_victim(pool, other, other.recycle, None, at)
+        )
         if lane is not None:
-            retire(pool, lane, "its GPUs are needed by another profile", at)
-            return True
-    return False
+            return lane
+    return None
 
 
 def grow(pool: Pool, profile: Profile, at: float, *, needed: bool) -> Lane:
@@ -235,46 +300,65 @@ def grow(pool: Pool, profile: Profile, at: float, *, needed: bool) -> Lane:
     profile.growing += 1
     profile.counted += 1
     pool.reserved_gpus += profile.spec.gpus
+    if pool.room_for == profile.spec.name:
+        pool.room_for = ""
     pool.out.append(GrowLane(lane_id, profile.spec.name))
     return lane
 
 
-def keep_minimum(pool: Pool, profile: Profile, at: float) -> None:
-    """Grow up to min_lanes, whether or not anybody waits."""
-    while (
-        profile.counted < min(profile.spec.min_lanes, profile.spec.max_lanes)
-        and at >= profile.grow_retry_at
-        and _has_gpus(pool, profile)
-    ):
-        if profile.grow_failures and profile.growing:
-            return
+def replace(pool: Pool, profile: Profile, at: float) -> None:
+    """A lane in use has to go: have another one in time, if limits allow."""
+    if pool.open and _may_grow(profile, at) and _has_gpus(pool, profile, at):
         grow(pool, profile, at, needed=False)
 
 
-def watch_unused(pool: Pool, lane: Lane, at: float) -> None:
-    """Give the lane back later if nobody uses it by then."""
-    if lane.state == "ready" and lane.device.active is None and lane.device.next is None:
+def keep_minimum(pool: Pool, profile: Profile, at: float) -> None:
+    """Grow up to min_lanes, whether or not anybody waits."""
+    if not pool.open:
+        return
+    while profile.counted < profile.spec.min_lanes and _may_grow(profile, at):
+        if not _has_gpus(pool, profile, at):
+            return
+        grow(pool, profile, at, needed=False)
+    if profile.counted < profile.spec.min_lanes:
+        _look_again(pool, profile, profile.grow_retry_at, at)
+
+
+def watch_unused(pool: Pool, device: Device, at: float) -> None:
+    """Give the device's lanes back later if nobody uses them by then."""
+    for lane in device.lanes:
         keep_s = lane.profile.spec.lane_keep_s
-        if keep_s < float("inf"):
+        if _is_unused(lane) and keep_s < float("inf"):
             pool.agenda.set(("lane", lane.id), at + keep_s)
-    else:
-        pool.agenda.cancel(("lane", lane.id))
+        else:
+            pool.agenda.cancel(("lane", lane.id))
+
+
+def _is_unused(lane: Lane) -> bool:
+    device = lane.device
+    return (
+        lane.state == "ready"
+        and not lane.draining
+        and device.active is None
+        and device.next is None
+    )
 
 
 def unused(pool: Pool, lane: Lane, at: float) -> None:
     """The time of ``watch_unused`` has come."""
     profile = lane.profile
-    if lane.state != "ready" or lane.device.active is not None or lane.device.next is not None:
+    if not _is_unused(lane) or profile.counted <= profile.spec.min_lanes:
         return
-    if profile.counted > profile.spec.min_lanes and not any(profile.waiting.values()):
-        retire(pool, lane, "unused", at)
+    if any(profile.waiting.values()):
+        pool.agenda.set(("lane", lane.id), at + max(profile.spec.lane_keep_s, UNUSED_LOOK_S))
+        return
+    retire(pool, lane, "unused", at)
 
 
 def retire(pool: Pool, lane: Lane, reason: str, at: float) -> None:
     """No new work; idle and unbound workers leave, busy ones finish; then the lane goes."""
     lane.draining = True
     pool.agenda.cancel(("lane", lane.id))
-    pool.refill.pop(lane.id, None)
     uncount(pool, lane)
     for worker in lane.workers():
         if worker.state in ("starting", "standby", "reserved", "unleased"):

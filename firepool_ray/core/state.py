@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from firepool_ray.core.actions import Action
+from firepool_ray.core.events import ClientSynced
 from firepool_ray.core.model import (
     Caller,
     Fence,
@@ -119,10 +120,11 @@ LANE_EDGES: Mapping[str, Mapping[str, str]] = {
 
 #: States in which a worker belongs to a caller and its lane's units are charged.
 HELD_STATES = frozenset({"promoting", "bound", "revoking", "draining", "unleased", "regranting"})
-#: States in which a client holds a lease (it may have to be told that it ended).
-LEASED_STATES = frozenset({"bound", "revoking", "draining"})
+#: Tolerance of sums of GPU fractions.
+EPSILON = 1e-9
 
-Purpose = Literal["", "retire", "handover", "recycle", "move", "release"]
+#: Why a lease is being revoked. ``exchange``: its queue is at its limit and wants others instead.
+Purpose = Literal["", "retire", "handover", "recycle", "exchange", "move", "release"]
 
 
 @dataclass(slots=True)
@@ -137,6 +139,8 @@ class Entry:
     drain_s: float = 0.0
     #: promotions, moves and unacknowledged grants on their way: they cover that much of count
     pending: int = 0
+    #: waited past the window for a caller that holds nothing: before all others, see ``sharing``
+    urgent: bool = False
 
     @property
     def unmet(self) -> int:
@@ -149,7 +153,8 @@ class Claim:
 
     entry: Entry
     source: Source
-    #: the queue's accounts were told that this will be charged (handovers, before promotion)
+    #: Will be charged at promotion and is in the queue's accounts already. False as well while the
+    #: worker that makes way is of the same queue at its limit, and is still charged itself.
     reserved: bool = False
 
 
@@ -203,7 +208,8 @@ class Worker:
     claim: Claim | None = None  #: to whom it goes next
     purpose: Purpose = ""  #: why it is being revoked
     successor: Fence | None = None  #: fence it takes if the move under way succeeds
-    handing_over: bool = False  #: its queue's ``returning`` and its caller's ``leaving`` count it
+    handing_over: bool = False  #: its caller's ``leaving`` counts it
+    recycled_for: Profile | None = None  #: whose ``recycling`` counts it
     fresh: bool = False  #: started while demand waited for it: its first grant is cold
 
     def move(self, to: WorkerState, at: float) -> None:
@@ -224,6 +230,7 @@ class Client:
     callers: dict[Caller, None] = field(default_factory=dict)
     parent: LeaseId | None = None
     blocked: bool = False
+    stated_at: float = 0.0  #: demand that is not stated again soon is taken as gone
 
 
 @dataclass(slots=True, eq=False)
@@ -235,6 +242,7 @@ class CallerState:
     usage: float = 0.0
     stamp: float = 0.0
     clients: dict[str, None] = field(default_factory=dict)
+    closing: bool = False  #: it said that it is done: what becomes idle goes at once
 
 
 @dataclass(slots=True, eq=False)
@@ -242,17 +250,21 @@ class Queue:
     spec: QueueSpec
     held: float = 0.0  #: charged: workers bound to its callers, busy or idle
     reserved: float = 0.0  #: will be charged when a handover's device is free
-    returning: float = 0.0  #: charged now, but being handed over
+    idle: Ordered[Worker] = field(default_factory=Ordered)  #: its part of the pool's ``idle``
+    exchanging: float = 0.0  #: charged, but asked to leave for others of the queue
 
     def after(self, units: float) -> float:
-        """What the queue would hold if ``units`` more were promised to it."""
-        return self.held + self.reserved - self.returning + units
+        """What the queue would hold if ``units`` more were promised to it.
+
+        What is leaving still counts: its answer may be that it is busy and stays.
+        """
+        return self.held + self.reserved + units
 
     def has_room(self, units: float) -> bool:
-        return self.after(units) <= self.spec.limit + 1e-9
+        return self.after(units) <= self.spec.limit + EPSILON
 
     def entitled(self, units: float) -> bool:
-        return self.after(units) <= self.spec.quota + 1e-9
+        return self.after(units) <= self.spec.quota + EPSILON
 
     @property
     def borrowed(self) -> float:
@@ -281,12 +293,14 @@ class Profile:
     start_cost_s: float = 1.0
     grow_cost_s: float = 5.0
     failures: int = 0
+    unproven: bool = False  #: a promotion failed last: a mere start does not end the failures
     retry_at: float = 0.0
     open_until: float = 0.0  #: the breaker: no starts before this
     grow_failures: int = 0
     grow_retry_at: float = 0.0
     relieve_after: float = 0.0  #: busy leases are looked at for sharing no sooner
     reason: str = ""  #: the last failure, in words
+    refill: dict[str, Lane] = field(default_factory=dict)  #: lanes that lack a standby
 
 
 @dataclass(slots=True, eq=False)
@@ -310,14 +324,23 @@ class Pool:
     reserved_gpus: float = 0.0  #: GPUs of all lanes that are not retiring
     releasing_gpus: float = 0.0  #: part of them on its way back
     agenda: Agenda[tuple[str, str]] = field(default_factory=Agenda)
-    refill: dict[str, None] = field(default_factory=dict)  #: lanes that lack a standby
+    refill: dict[str, None] = field(default_factory=dict)  #: profiles with lanes to refill
+    #: blocked clients that stated their situation: looked at for a circle after placement
+    suspects: dict[str, None] = field(default_factory=dict)
+    room_for: str = ""  #: the profile for which lanes of others go; only it may grow meanwhile
     tokens: float = 0.0
     tokens_at: float = 0.0
     open: bool = False  #: reconciled: decisions are taken
+    early: dict[str, ClientSynced] = field(default_factory=dict)  #: syncs before ``open``
+    #: clients that are gone: last seq and grant number, so that late news is known as such
+    departed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    past: dict[Caller, None] = field(default_factory=dict)  #: callers known only for their usage
     serial: int = 0
     out: list[Action] = field(default_factory=list)
     #: profiles in which something changed since they were placed
     dirty: dict[str, None] = field(default_factory=dict)
+    #: reuse keys that are both wanted and idle since something changed
+    rematch: dict[ReuseKey, None] = field(default_factory=dict)
 
     def number(self) -> int:
         self.serial += 1

@@ -24,8 +24,8 @@ from firepool_ray.runtime.warden import Warden
 from firepool_ray.runtime.worker import PoolWorker
 
 #: Named for people: the dashboard and ``ray list actors`` show the class.
-FirepoolWorker = ray.remote(type("FirepoolWorker", (PoolWorker,), {"__module__": __name__}))
-FirepoolWarden = ray.remote(type("FirepoolWarden", (Warden,), {"__module__": __name__}))
+FirepoolWorker: Any = ray.remote(type("FirepoolWorker", (PoolWorker,), {"__module__": __name__}))
+FirepoolWarden: Any = ray.remote(type("FirepoolWarden", (Warden,), {"__module__": __name__}))
 
 
 def worker_share(amount: float, slots: int) -> float:
@@ -40,7 +40,7 @@ def create_worker(
     slots = profile.standbys + 1
     # A lane of several GPUs cannot be shared out in fractions: Ray hands out whole ones there.
     gpus = worker_share(profile.gpus, slots) if profile.gpus <= 1 else 0
-    return FirepoolWorker.options(  # type: ignore[attr-defined]
+    return FirepoolWorker.options(
         name=worker_actor_name(spec.profile, spec.lane, spec.slot, spec.worker),
         namespace=NAMESPACE,
         lifetime="detached",
@@ -54,7 +54,7 @@ def create_worker(
 
 def create_warden(node_id: str, generation: int) -> Any:
     """The node's warden: the one that runs, or a new one."""
-    return FirepoolWarden.options(  # type: ignore[attr-defined]
+    return FirepoolWarden.options(
         name=warden_actor_name(node_id, generation),
         namespace=NAMESPACE,
         lifetime="detached",

@@ -110,7 +110,7 @@ async def _greet_one(node: str, generation: int, epoch: int, wardens: Wardens) -
 
 def _adopt_worker(entry: WardenWorker, effects: Effects, now: float) -> list[ev.Event]:
     spec, word = entry.spec, entry.word
-    if entry.handle is None:
+    if entry.handle is None or not entry.alive:
         return []
     effects.workers[spec.worker] = WorkerHandle(entry.handle, spec, word.pid, word.fence)
     if entry.gpu_ids:

@@ -48,9 +48,9 @@ class Bare:
 
 
 def bare_actor(**options: Any) -> Any:
-    """A started actor; ``options`` are Ray's (``num_cpus`` ...)."""
-    actor = ray.remote(Bare).options(**options).remote()
-    ray.get(actor.nothing.remote())
+    """An actor that has started."""
+    actor = start_actor(Bare, **options)
+    call(actor, "nothing")
     return actor
 
 
@@ -63,7 +63,7 @@ def bare_call_s(actor: Any) -> float:
 
 def actor_pool_s(actors: list[Any], calls: int) -> float:
     """So many calls through ``ray.util.ActorPool``, results in any order. Seconds."""
-    pool = ActorPool(actors)
+    pool: Any = ActorPool(actors)
     began = time.perf_counter()
     for _ in pool.map_unordered(lambda actor, _: actor.nothing.remote(), range(calls)):
         pass
@@ -73,15 +73,16 @@ def actor_pool_s(actors: list[Any], calls: int) -> float:
 def fresh_actor_s(**options: Any) -> float:
     """From asking for an actor to the first instruction of its first method. Seconds."""
     began = time.time()
-    actor = ray.remote(Bare).options(**options).remote()
-    took_s: float = ray.get(actor.now.remote()) - began
+    actor = start_actor(Bare, **options)
+    took_s: float = call(actor, "now") - began
     ray.kill(actor)
     return took_s
 
 
 def start_actor(cls: type, **options: Any) -> Any:
-    """An actor of ``cls`` for ``call``."""
-    return ray.remote(cls).options(**options).remote()
+    """An actor of ``cls`` for ``call``; ``options`` are Ray's (``num_cpus`` ...)."""
+    actor_class: Any = ray.remote(cls)
+    return actor_class.options(**options).remote()
 
 
 def call(actor: Any, method: str, *args: object) -> Any:

@@ -39,12 +39,16 @@ DRAIN_LOOK_S = 0.5
 STRAY_LOOK_S = 10.0
 #: A client without tether that says nothing for so long is gone; a living one polls all the time.
 SILENT_S = 40.0
+#: Any exit code but 0 makes Ray restart the actor.
+RESTART_CODE = 3
+#: Before a start that failed is tried again.
+RESTART_PAUSE_S = 1.0
 
 
 class Controller:
     """Ray actor body; ``runtime.pool`` wraps it."""
 
-    async def __init__(self) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._config = kv.get_config()
         self._epoch = kv.claim_epoch()
@@ -75,6 +79,9 @@ class Controller:
         except IllegalTransition:
             log.exception("refused: %s", event)
             return
+        except Exception:
+            log.exception("the machine failed on %s; a successor adopts what stands", event)
+            os._exit(RESTART_CODE)
         for action in actions:
             if isinstance(action, WakeAt):
                 self._set_timer(action.when)
@@ -102,15 +109,18 @@ class Controller:
 
     async def _boot(self) -> None:
         try:
-            events = await adoption.adopt(
+            for event in await adoption.adopt(
                 self._config, self._epoch, self._effects, self._wardens
-            )
+            ):
+                self._feed(event)
+            self._feed(ev.Reconciled(time.monotonic()))
         except StaleEpoch as error:
             self._superseded(str(error))
             return
-        for event in events:
-            self._feed(event)
-        self._feed(ev.Reconciled(time.monotonic()))
+        except Exception:
+            log.exception("taking over failed; Ray restarts this controller")
+            await asyncio.sleep(RESTART_PAUSE_S)
+            os._exit(RESTART_CODE)
         self._booted.set()
         self._tasks += [
             asyncio.ensure_future(self._repeat(self._look_for_draining, DRAIN_LOOK_S)),

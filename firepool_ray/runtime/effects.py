@@ -233,9 +233,7 @@ class Effects:
             deps=action.key.deps,
             client=action.client,
             gpu_ids=lane.gpu_ids,
-            topology=Topology(
-                worker.spec.lane, lane.node, node_ip, lane.gpu_ids, worker.spec.cpus
-            ),
+            topology=Topology(worker.spec.lane, lane.node, node_ip, lane.gpu_ids, worker.spec.cpus),
         )
         worker.fence = action.fence
         try:
@@ -246,9 +244,7 @@ class Effects:
             self._feed(ev.WorkerExited(time.monotonic(), action.worker, _reason(error)))
         except (RayError, asyncio.TimeoutError) as error:
             reason = _reason(error)
-            self._feed(
-                ev.PromotionFailed(time.monotonic(), action.worker, action.fence, reason)
-            )
+            self._feed(ev.PromotionFailed(time.monotonic(), action.worker, action.fence, reason))
         else:
             self._feed(ev.WorkerPromoted(time.monotonic(), action.worker, action.fence))
 
@@ -320,18 +316,14 @@ class Effects:
                 await link.call("revoke", self._epoch, worker, fence, "stop", 0.0, None, "")
                 await asyncio.sleep(0.05)
 
-
     async def end_worker(self, name: str) -> None:
         """End of the pool: kill and sweep without telling the core."""
         worker = self.workers.pop(name)
         link = self._wardens.links.get(worker.spec.node_id)
         try:
             if link is not None and not link.gone:
-                handle, epoch = link.handle, self._epoch
-                if worker.fence is not None:
-                    stop = handle.revoke.remote(epoch, name, worker.fence, "stop", 0.0, None, "")
-                    await asyncio.wait_for(stop, END_S)
-                await asyncio.wait_for(handle.retire.remote(epoch, name, END_S, True), END_S + 5)
+                ref = link.handle.end_worker.remote(name, worker.fence, self._epoch)
+                await asyncio.wait_for(ref, END_S)
         except (RayError, ValueError, asyncio.TimeoutError) as error:
             log.warning("worker %s did not leave in order: %s", name, error)
         await asyncio.to_thread(ray.kill, worker.handle)

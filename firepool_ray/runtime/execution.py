@@ -22,21 +22,16 @@ from firepool_ray.binding.code import apply_code, is_applied
 from firepool_ray.binding.environ import Border, apply_env, restore_env
 from firepool_ray.errors import BadArgument, BadResult, WorkerExit
 from firepool_ray.runtime import guard as guard_module
+from firepool_ray.runtime import outcome as outcome_module
 from firepool_ray.runtime.guard import Guard
-from firepool_ray.runtime.outcome import (
-    Encoded,
-    as_ray_error,
-    describe,
-    encode_value,
-    is_plain,
-)
+from firepool_ray.runtime.outcome import Encoded, as_ray_error, describe, encode_value, is_plain
 from firepool_ray.runtime.protocol import JobCall, Outcome, RemoteFailure
 
 #: Functions a worker keeps loaded.
 FUNCTIONS_KEPT = 256
 
 _exit = os._exit  # bound here: sandboxes for generated code remove it
-_OWN_FILES = frozenset((__file__, guard_module.__file__))
+_OWN_FILES = frozenset((__file__, guard_module.__file__, outcome_module.__file__))
 
 
 class Execution(NamedTuple):
@@ -65,6 +60,7 @@ class Executor:
         self._returned = False
         self._value: Any = None
         self._error: BaseException | None = None
+        self._origin: BaseException | None = None  #: what ``_error`` explains
         self._started_at = self._ended_at = 0.0
 
     def has_code(self, call: JobCall) -> bool:
@@ -86,7 +82,7 @@ class Executor:
         try:
             return self._conclude(call)
         finally:
-            self._value = self._error = None
+            self._value = self._error = self._origin = None
 
     def _attempt(self, call: JobCall, nested: Sequence[Any], refs: Sequence[Any]) -> None:
         """Run the job and the border. Handlers of the job may still fire between the two."""
@@ -142,13 +138,15 @@ class Executor:
                     encoded = self._guard.call(call.job, encode_value, self._value)
                 except Exception as problem:
                     outcome = "bad_result"
-                    self._error = _explained(BadResult(_bad_result(call, problem)), problem)
+                    self._error, self._origin = BadResult(_bad_result(call, problem)), problem
                 if not is_plain(self._value):
                     self._border.restore()
             else:
                 outcome = self._classify(call)
             if outcome != "ok":
-                failure, error = self._guard.call(call.job, failed, call.name, self._error)
+                failure, error = self._guard.call(
+                    call.job, failed, call.name, self._error, self._origin
+                )
                 self._border.restore()
         except BaseException as problem:  # told to stop, or user code in a reducer went astray
             self._border.restore()
@@ -164,7 +162,7 @@ class Executor:
         if not self._started_at and not isinstance(error, (SystemExit, KeyboardInterrupt)):
             text = f"{call.name}: its function or arguments cannot be loaded on the worker"
             reason = f"{type(error).__name__}: {_text(error)}"
-            self._error = _explained(BadArgument(f"{text}: {reason}"), error)
+            self._error, self._origin = BadArgument(f"{text}: {reason}"), error
             return "bad_argument"
         if isinstance(error, SystemExit):
             text = f"{call.name} called sys.exit({error.code!r})"
@@ -172,9 +170,8 @@ class Executor:
             text = f"{call.name} raised KeyboardInterrupt"
         else:
             return "error"
-        self._error = _explained(
-            WorkerExit(f"{text}; a job ends by returning or raising, the worker stays"), error
-        )
+        text += "; a job ends by returning or raising, its worker stays"
+        self._error, self._origin = WorkerExit(text), error
         return "exit"
 
     def _stopped(self) -> Execution:
@@ -212,19 +209,16 @@ class _Functions:
         self._known = OrderedDict((key, (data, None)) for key, (data, _) in self._known.items())
 
 
-def failed(name: str, error: BaseException) -> tuple[RemoteFailure, RayTaskError]:
-    """Header field and value of a job that ended with this error."""
-    failure = describe(error, skip_files=_OWN_FILES)
+def failed(
+    name: str, error: BaseException, origin: BaseException | None = None
+) -> tuple[RemoteFailure, RayTaskError]:
+    """Header field and value of a job that ended with this error, for reason of ``origin``."""
+    failure = describe(error, origin, skip_files=_OWN_FILES)
     return failure, as_ray_error(name, failure)
 
 
 def _bad_result(call: JobCall, problem: BaseException) -> str:
     return f"the result of {call.name} cannot travel: {_text(problem)}"
-
-
-def _explained(error: Exception, cause: BaseException | None) -> Exception:
-    error.__cause__ = cause
-    return error
 
 
 def _text(error: BaseException | None) -> str:

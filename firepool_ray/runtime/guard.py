@@ -2,7 +2,9 @@
 
 Used by the worker. The warden first writes the target job into the lease word and then signals;
 the handler raises only while armed and only if the word names the job that is armed. Late
-signals, signals meant for an earlier job, and ``SIGINT`` outside of user code do nothing.
+signals and signals meant for an earlier job do nothing. Neither do ``SIGINT`` and the signals of
+timers outside of user code: their default action would end the worker for an alarm that a job
+left behind.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from firepool_ray.runtime.words import WordFile
 
 #: A real-time signal, which user code hardly uses, and which no tool sends by default.
 STOP_SIGNAL = signal.SIGRTMIN + 5
+
+TIMER_SIGNALS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 
 T = TypeVar("T")
 
@@ -40,6 +44,8 @@ class Guard:
     def install(self) -> None:
         signal.signal(STOP_SIGNAL, self._on_stop)
         signal.signal(signal.SIGINT, self._on_interrupt)
+        for number in TIMER_SIGNALS:
+            signal.signal(number, self._on_timer)
 
     def new_job(self) -> None:
         self.stopped = False
@@ -66,6 +72,11 @@ class Guard:
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._armed:
             raise KeyboardInterrupt
+
+    def _on_timer(self, number: int, _frame: FrameType | None) -> None:
+        if self._armed:
+            name = signal.Signals(number).name
+            raise TimeoutError(f"{name} arrived, and the job has set no handler for it")
 
     def _stop(self) -> None:
         self._armed = ""

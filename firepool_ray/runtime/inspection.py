@@ -174,9 +174,7 @@ def _about_job(record: JobRecord) -> str:
     )
 
 
-def _about_caller(
-    caller: str, waiting: list[dict[str, Any]], leases: list[dict[str, Any]]
-) -> str:
+def _about_caller(caller: str, waiting: list[dict[str, Any]], leases: list[dict[str, Any]]) -> str:
     if waiting:
         count = sum(row["count"] for row in waiting)
         return f"{caller} waits for {count} workers: {waiting[0]['reason']}"

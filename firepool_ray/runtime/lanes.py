@@ -43,13 +43,14 @@ def bundle_of(profile: ProfileConfig) -> dict[str, float]:
 
 def _create(profile_name: str, profile: ProfileConfig, lane: str) -> PlacementGroup:
     selector = [dict(profile.labels)] if profile.labels else None
-    return placement_group(
+    group: PlacementGroup = placement_group(
         [bundle_of(profile)],
         strategy="PACK",
         name=lane_group_name(profile_name, lane),
         lifetime="detached",
-        bundle_label_selector=selector,  # type: ignore[arg-type]
+        bundle_label_selector=selector,
     )
+    return group
 
 
 async def create(

@@ -65,8 +65,13 @@ def encode_value(value: Any) -> Encoded:
     return Encoded(data if small else None, stored, nbytes)
 
 
-def describe(error: BaseException, *, skip_files: frozenset[str]) -> RemoteFailure:
-    """The error as it travels. Runs the error's own code, to see whether it can be rebuilt."""
+def describe(
+    error: BaseException, origin: BaseException | None, *, skip_files: frozenset[str]
+) -> RemoteFailure:
+    """The error as it travels, with the traceback of ``origin``, without our frames at its top.
+
+    Runs the error's own code, to see whether it can be rebuilt.
+    """
     try:
         message = str(error)
     except Exception as failure:  # its own __str__ failed
@@ -75,7 +80,7 @@ def describe(error: BaseException, *, skip_files: frozenset[str]) -> RemoteFailu
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
-    text = _traceback_text(error, skip_files)
+    text = _traceback_text(origin or error, skip_files)
     return RemoteFailure(name, message[:_TEXT_CHARS], text[-_TEXT_CHARS:], _rebuildable(error))
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 START_S = 60.0
 STOP_S = 30.0
 
-FirepoolController = ray.remote(
+FirepoolController: Any = ray.remote(
     type("FirepoolController", (Controller,), {"__module__": __name__})
 )
 
@@ -38,9 +38,7 @@ def find_pool() -> Any | None:
         return None
 
 
-def start_pool(
-    config: PoolConfig, *, embedded: bool = False, name: str = CONTROLLER_NAME
-) -> Any:
+def start_pool(config: PoolConfig, *, embedded: bool = False, name: str = CONTROLLER_NAME) -> Any:
     """Start the pool, or find the one that runs: racing callers share one.
 
     Returns the controller's handle once it answers. Raises ``PoolUnavailable`` if it does not.
@@ -49,7 +47,7 @@ def start_pool(
     if running is None:
         sized = config.with_capacity(capacity(config))
         kv.put_config(sized.model_copy(update={"embedded": embedded}))
-        running = FirepoolController.options(  # type: ignore[attr-defined]
+        running = FirepoolController.options(
             name=name,
             namespace=NAMESPACE,
             lifetime="detached",
@@ -82,7 +80,8 @@ def stop_pool(handle: Any) -> None:
 
 def capacity(config: PoolConfig) -> dict[str, int]:
     """How many lanes of each profile the cluster's nodes could hold, were they all its own."""
-    nodes = [row for row in ray.nodes() if row["Alive"]]
+    rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = [row for row in rows if row["Alive"]]
     return {
         name: sum(_fits(profile, node) for node in nodes)
         for name, profile in config.profiles.items()
@@ -94,8 +93,9 @@ def _fits(profile: ProfileConfig, node: dict[str, Any]) -> int:
     if any(not _matches(labels.get(key), value) for key, value in profile.labels.items()):
         return 0
     resources = node["Resources"]
-    return min(int(resources.get(key, 0) / amount + 1e-6) for key, amount in
-               bundle_of(profile).items())
+    return min(
+        int(resources.get(key, 0) / amount + 1e-6) for key, amount in bundle_of(profile).items()
+    )
 
 
 def _matches(value: str | None, wanted: str) -> bool:
@@ -115,7 +115,7 @@ def default_config() -> PoolConfig:
     ``gpu``: one lane per GPU, where there are any, and the default then. ``cpu``: lanes of half a
     core. Together they reserve at most half of the CPUs, so that the driver's own tasks run too.
     """
-    total = ray.cluster_resources()
+    total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     gpus, cpus = int(total.get("GPU", 0)), float(total.get("CPU", 1))
     profiles: dict[str, dict[str, Any]] = {}
     if gpus:

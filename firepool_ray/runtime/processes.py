@@ -169,9 +169,7 @@ def freeze_tree(root: Process, known: Collection[tuple[int, int]] = ()) -> list[
             members.insert(0, top)
         members += [d for m in list(members) for d in descendants(m.pid, now)]
         new = {
-            (p.pid, p.start): p
-            for p in members
-            if not p.ended and (p.pid, p.start) not in stopped
+            (p.pid, p.start): p for p in members if not p.ended and (p.pid, p.start) not in stopped
         }
         if not new:
             return list(stopped.values())
@@ -199,23 +197,29 @@ def kill_tree(
     return kill_all(freeze_tree(Process(pid, 0, start, "R"), known), wait_s)
 
 
-def kill_born_since(root: int, start: int, wait_s: float) -> list[Process]:
-    """End the descendants of the living process ``root`` that started at ``start`` or later.
+def kill_below(root: int, start: int, wait_s: float) -> list[Process]:
+    """End the descendants of ``root`` that started at ``start`` or later, but not ``root``."""
+    return kill_all(_freeze_below(root, start), wait_s)
 
-    Called by ``root`` itself. Its own children among them are collected, so that no zombies stay.
-    """
-    ended: dict[int, Process] = {}
+
+def kill_own_since(start: int, wait_s: float) -> list[Process]:
+    """As ``kill_below`` this process. Its children among them are collected: no zombies stay."""
+    below = _freeze_below(os.getpid(), start)
+    left = kill_all(below, wait_s)
+    _collect(process.pid for process in below)
+    return left
+
+
+def _freeze_below(root: int, start: int) -> list[Process]:
+    frozen: dict[int, Process] = {}
     while True:
-        born = [p for p in descendants(root, table()) if p.start >= start and p.pid not in ended]
-        if not born:
-            break
-        with _handles(born) as handles:
+        below = [p for p in descendants(root, table()) if p.start >= start and p.pid not in frozen]
+        if not below:
+            return list(frozen.values())
+        with _handles(below) as handles:
             for handle in handles:
                 handle.signal(signal.SIGSTOP)
-        ended.update((p.pid, p) for p in born)
-    left = kill_all(ended.values(), wait_s)
-    _collect(ended.keys())
-    return left
+        frozen.update((process.pid, process) for process in below)
 
 
 def _collect(pids: Iterable[int]) -> None:

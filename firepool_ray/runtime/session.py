@@ -7,16 +7,21 @@ bounded in time, and whatever Ray raises becomes ``PoolUnavailable`` with what t
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 
 from firepool_ray.errors import PoolUnavailable
 from firepool_ray.runtime.pool import find_pool
 from firepool_ray.runtime.protocol import NAMESPACE
 
+#: A host that does not accept a connection by then is down.
+REACH_S = 5.0
 #: A controller that restarts needs under 2 s; one that is silent for so long is stuck.
 ANSWER_S = 15.0
 
@@ -30,15 +35,17 @@ def cluster(address: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    target = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
+        reach(target)
         ray.init(
-            address=address or "auto",
+            address=target,
             namespace=NAMESPACE,
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"at {address!r}" if address else "on this machine"
+    except (OSError, RuntimeError, ValueError) as error:
+        where = "on this machine" if target == "auto" else f"at {target!r}"
         raise PoolUnavailable(
             f"no Ray cluster answers {where}: start one with `ray start --head`, or name one with "
             f"--address or RAY_ADDRESS ({_first_line(error)})"
@@ -47,6 +54,17 @@ def cluster(address: str | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def reach(address: str) -> None:
+    """Raise ``OSError`` or ``ValueError`` unless something listens at a cluster's address.
+
+    ``ray.init`` itself tries a dead address for minutes.
+    """
+    if not address.startswith("ray://"):
+        address = canonicalize_bootstrap_address(address) or ""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
 
 
 def describe() -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Wardens:
         link.task = asyncio.ensure_future(self._listen(link))
 
     async def _listen(self, link: Link) -> None:
-        cursor = 0
+        cursor = link.state.cursor if link.state is not None else 0
         while not link.gone:
             try:
                 ref = link.handle.watch.remote(self._epoch, cursor)
@@ -132,7 +132,7 @@ class Wardens:
                         ev.NodeLost(time.monotonic(), link.node, f"node {link.node[:12]} is lost")
                     )
                     return
-                cursor = 0
+                cursor = link.state.cursor if link.state is not None else 0
                 continue
             for item in news:
                 self._feed(to_event(item))
@@ -164,7 +164,7 @@ class Wardens:
         link.state = state
         link.healthy.set()
         now = time.monotonic()
-        present = {entry.spec.worker: entry for entry in state.workers}
+        present = {entry.spec.worker: entry for entry in state.workers if entry.alive}
         for name in self._known_workers(link.node):
             entry = present.get(name)
             if entry is None:
@@ -206,4 +206,5 @@ def to_event(news: WordNews) -> ev.Event:
 
 def node_alive(node: str) -> bool:
     """Ray's own verdict. Blocks."""
-    return any(row["NodeID"] == node and row["Alive"] for row in ray.nodes())
+    rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return any(row["NodeID"] == node and row["Alive"] for row in rows)

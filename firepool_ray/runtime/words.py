@@ -2,7 +2,7 @@
 
 Written by the worker (its job begins, ends) and by the warden (revoke, regrant, cancel), both
 on the same node and only under ``flock``; read by anybody without a lock. No Ray here, and no
-decision: the functions at the top say what a word may become, ``WordFile`` stores it.
+decision: ``leasing`` says what a word may become, ``WordFile`` stores it.
 
 Theory of operation. The file holds two copies of the word and a counter; the counter's lowest
 bit says which copy is valid. A writer fills the other copy and then bumps the counter, so that
@@ -21,6 +21,7 @@ import fcntl
 import json
 import mmap
 import os
+import shutil
 import struct
 import time
 from collections.abc import Iterator
@@ -30,24 +31,10 @@ from typing import Final
 from zlib import crc32
 
 from firepool_ray.core.model import Fence
-from firepool_ray.runtime.protocol import Promotion, Word, WordState, WorkerSpec
+from firepool_ray.errors import IllegalTransition
+from firepool_ray.runtime.leasing import EDGES
+from firepool_ray.runtime.protocol import Word, WordState, WorkerSpec
 from firepool_ray.runtime.records import ring_path
-
-#: Which states may follow which, and by whom; anything else is refused.
-EDGES: Final[dict[tuple[WordState, WordState], str]] = {
-    ("standby", "idle"): "worker: promoted",
-    ("standby", "revoked"): "warden: about to be retired unused",
-    ("idle", "busy"): "worker: a job begins",
-    ("idle", "idle"): "warden: moved to a sibling client in one step",
-    ("idle", "revoked"): "warden: revoked",
-    ("busy", "idle"): "worker: the job ended",
-    ("busy", "draining"): "warden: no further job",
-    ("busy", "revoked"): "warden: about to be killed, the job did not stop",
-    ("draining", "revoked"): "worker: the last job ended, or warden as from busy",
-    ("revoked", "idle"): "warden: granted again under a new fence",
-}
-
-RUNNING: Final = frozenset(("busy", "draining"))
 
 #: A FIFO in the words' folder: a byte in it says that a draining lease has ended.
 BELL: Final = "bell"
@@ -93,6 +80,17 @@ def spec_path(folder: str, worker: str) -> str:
     return os.path.join(folder, f"{worker}.json")
 
 
+def _code_path(folder: str, worker: str) -> str:
+    return os.path.join(folder, f"{worker}.code")
+
+
+def code_dir(folder: str, worker: str) -> str:
+    """Where a worker keeps the zips of its caller's code; made if it is missing."""
+    path = _code_path(folder, worker)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return path
+
+
 def write_spec(spec: WorkerSpec, gpu_ids: tuple[str, ...]) -> None:
     """Beside the word, for a warden that adopts the worker."""
     text = json.dumps({"spec": asdict(spec), "gpu_ids": gpu_ids})
@@ -110,6 +108,7 @@ def read_spec(folder: str, worker: str) -> tuple[WorkerSpec, tuple[str, ...]]:
 
 def remove_files(folder: str, worker: str) -> None:
     """The word goes last: a worker is known by it."""
+    shutil.rmtree(_code_path(folder, worker), ignore_errors=True)
     for path in (
         ring_path(folder, worker),
         spec_path(folder, worker),
@@ -157,77 +156,6 @@ def check_texts(**texts: str) -> None:
         size = len(text.encode())
         if size > room or "\0" in text:
             raise ValueError(f"{name} {text[:40]!r}... takes {size} bytes; {room} is the most")
-
-
-def fresh_word(epoch: int, pid: int, pid_start: int, now: float) -> Word:
-    """The word of a worker that has just started."""
-    return Word(
-        "standby", epoch, Fence(0, 0), pid, pid_start, now, 0.0, "", "", "", "", "", "", ""
-    )
-
-
-def promoted(word: Word, promotion: Promotion, now: float) -> Word | None:
-    """Standby to idle under a fence; None unless it is a standby."""
-    if word.state != "standby":
-        return None
-    return word._replace(
-        state="idle",
-        epoch=max(word.epoch, promotion.epoch),
-        fence=promotion.fence,
-        since=now,
-        queue=promotion.caller.queue,
-        caller=promotion.caller.name,
-        client=promotion.client,
-        deps=promotion.deps,
-    )
-
-
-def begun(word: Word, fence: Fence, job: str, now: float, timeout_s: float) -> Word | None:
-    """Idle to busy; None if the lease does not hold. A cancel that came first stays in it."""
-    if word.state != "idle" or word.fence != fence:
-        return None
-    cancelled = word.cancel == job
-    return word._replace(
-        state="busy",
-        since=now,
-        deadline=now + timeout_s if timeout_s > 0 else 0.0,
-        job=job,
-        cancel=job if cancelled else "",
-        cancel_reason=word.cancel_reason if cancelled else "",
-    )
-
-
-def finished(word: Word, now: float) -> Word:
-    """Busy to idle, draining to revoked; a word that was revoked for a kill stays as it is."""
-    if word.state not in RUNNING:
-        return word
-    state: WordState = "idle" if word.state == "busy" else "revoked"
-    return word._replace(state=state, since=now, deadline=0.0, cancel="", cancel_reason="")
-
-
-def regranted(word: Word, fence: Fence, client: str, now: float) -> Word:
-    """Revoked or idle, to idle under a new fence for a client of the same caller."""
-    return word._replace(
-        state="idle",
-        epoch=max(word.epoch, fence.epoch),
-        fence=fence,
-        client=client,
-        since=now,
-        deadline=0.0,
-        cancel="",
-        cancel_reason="",
-    )
-
-
-def revoked(word: Word, now: float) -> Word:
-    return word._replace(state="revoked", since=now, deadline=0.0)
-
-
-def marked(word: Word, job: str, reason: str) -> Word:
-    """The job is to stop. The first reason stays."""
-    if word.cancel == job:
-        return word
-    return word._replace(cancel=job, cancel_reason=reason)
 
 
 class WordFile:
@@ -318,7 +246,15 @@ class WordFile:
         raise DamagedWord(f"{self.path}: no copy of the lease word is whole")
 
     def write(self, word: Word) -> None:
-        """Store the word. The caller holds the lock (or is the only one who can write)."""
+        """Store the word. The caller holds the lock (or is the only one who can write).
+
+        Raises ``IllegalTransition`` for a change of state that ``EDGES`` does not know.
+        """
+        known = self._known
+        if known is not None:
+            old = known[1].state
+            if old != word.state and (old, word.state) not in EDGES:
+                raise IllegalTransition(f"{self.path}: {old} does not become {word.state}")
         body = _build(word)
         copy = _SUM.pack(crc32(body)) + body
         (counter,) = _COUNTER.unpack_from(self._map, _COUNTER_AT)

@@ -20,7 +20,6 @@ import fcntl
 import importlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from time import CLOCK_BOOTTIME, clock_gettime, monotonic, sleep, time
 from typing import Any
@@ -30,7 +29,7 @@ from ray.exceptions import ActorUnavailableError
 
 from firepool_ray.core.model import Caller, Fence, LeaseId
 from firepool_ray.errors import DeviceBusy, InternalError, JobCancelled, JobTimeout, StaleEpoch
-from firepool_ray.runtime import context, gpu, processes, words
+from firepool_ray.runtime import context, gpu, leasing, processes, words
 from firepool_ray.runtime.execution import Execution, Executor, failed
 from firepool_ray.runtime.guard import Guard
 from firepool_ray.runtime.protocol import (
@@ -83,14 +82,14 @@ class PoolWorker:
         _prepare_process(spec)
         runtime = ray.get_runtime_context()
         self._gpu_ids = tuple(map(str, runtime.get_accelerator_ids().get("GPU", ())))
-        fresh = words.fresh_word(spec.epoch, self._pid, self._pid_start, monotonic())
-        self._ring = Ring(ring_path(spec.words_dir, spec.worker), spec.worker, create=True)
-        words.write_spec(spec, self._gpu_ids)
-        self._word = words.WordFile.create(words.word_path(spec.words_dir, spec.worker), fresh)
-        guard = Guard(self._word)
-        guard.install()
-        self._executor = Executor(guard, tempfile.mkdtemp(prefix="firepool-code-"))
+        fresh = leasing.fresh_word(spec.epoch, self._pid, self._pid_start, monotonic())
         try:
+            self._ring = Ring(ring_path(spec.words_dir, spec.worker), spec.worker, create=True)
+            words.write_spec(spec, self._gpu_ids)
+            self._word = words.WordFile.create(words.word_path(spec.words_dir, spec.worker), fresh)
+            guard = Guard(self._word)
+            guard.install()
+            self._executor = Executor(guard, words.code_dir(spec.words_dir, spec.worker))
             self._register(warden, runtime.current_actor)
         except BaseException:
             words.remove_files(spec.words_dir, spec.worker)
@@ -143,7 +142,7 @@ class PoolWorker:
             gpu.show(promotion.gpu_ids, promotion.topology.cpus)
             with self._word.locked() as word:
                 self._check_epoch(promotion.epoch, word)
-                new = words.promoted(word, promotion, monotonic())
+                new = leasing.promoted(word, promotion, monotonic())
                 if new is None:
                     _check_standby(word)
                     raise RuntimeError("unreachable: a standby is always promotable")
@@ -208,7 +207,7 @@ class PoolWorker:
         word_file = self._word
         word_file.acquire()
         try:
-            word = words.begun(word_file.read(), fence, call.job, monotonic(), call.timeout_s)
+            word = leasing.begun(word_file.read(), fence, call.job, monotonic(), call.timeout_s)
             if word is not None:
                 word_file.write(word)
         finally:
@@ -222,7 +221,7 @@ class PoolWorker:
         try:
             word = word_file.read()
             reason = word.cancel_reason if word.cancel == call.job else ""
-            after = words.finished(word, monotonic())
+            after = leasing.finished(word, monotonic())
             word_file.replying = True
             word_file.write(after)
         finally:
@@ -230,7 +229,7 @@ class PoolWorker:
         return after.state, reason
 
     def _end_children(self, born: int) -> None:
-        left = processes.kill_born_since(self._pid, born, _KILL_WAIT_S)
+        left = processes.kill_own_since(born, _KILL_WAIT_S)
         if left:
             _log.warning("processes of a stopped job did not end: %s", [p.pid for p in left])
 
@@ -238,6 +237,8 @@ class PoolWorker:
         self, fence: Fence, call: JobCall, done: Execution, state: str, reason: str, received: float
     ) -> Reply:
         outcome, failure, error, encoded = done.outcome, done.failure, done.error, done.encoded
+        if outcome == "cancelled":
+            reason = reason or "cancelled"
         if reason:
             outcome = "timeout" if reason == "timeout" else "cancelled"
             failure, error = failed(call.name, _stop_error(call, reason))
@@ -292,7 +293,7 @@ class PoolWorker:
         self._executor.restore()
         context.leave_job()
         word = self._word.read()
-        if word.job != call.job or word.state not in words.RUNNING:
+        if word.job != call.job:
             return _nothing_ran(call, "refused", received)
         problem = InternalError(f"{call.name} was broken off by {type(error).__name__}: {error}")
         failure, value = failed(call.name, problem)

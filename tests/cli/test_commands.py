@@ -88,7 +88,7 @@ def test_up_starts_the_pool_and_waits_for_its_lanes(there: Pretended, pool_file:
     assert result.exit_code == 0, result.output
     assert there.running is not None and there.addresses == ["10.0.0.1:6379"]
     assert "Started the pool: profiles gpu." in result.output
-    assert "2 lanes are ready." in result.output
+    assert "2 of 2 lanes are ready." in result.output
 
 
 def test_up_again_is_harmless(there: Pretended, pool_file: str) -> None:

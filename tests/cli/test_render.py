@@ -84,7 +84,7 @@ def test_status_shows_every_part() -> None:
         "pool, epoch 3, up 12.3 s: 2 units reserved, 1 held, 1 of them idle (idle cap 1); 1 client",
         "",
         "Lanes",
-        "  lane  profile  node      gpus  state    slot  worker   caller       age",
+        "  lane  profile  node      gpus  state    slot  worker   caller          age",
         "  e1l2  gpu      abcdef01  0     ready       0  idle     rl/rollouts     4 s",
         "                                             1  standby  -               4 s",
         "  e1l3  gpu      -         1     growing     -  -        -            500 ms",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +19,10 @@ MOVING = frozenset({"starting", "promoting", "draining", "leaving"})
 
 
 @contextmanager
-def pool(cpus: int, gpus: int = 0, **profile: Any) -> Iterator[None]:
+def pool(cluster_cpus: int, cluster_gpus: int = 0, **profile: Any) -> Iterator[None]:
     """A cluster and a pool with one profile, "bench"; both end with the block."""
     config = PoolConfig.from_dict({"profiles": {"bench": profile}})
-    with baselines.local_cluster(cpus, gpus):
+    with baselines.local_cluster(cluster_cpus, cluster_gpus):
         fp.start(config)
         try:
             yield
@@ -56,9 +57,14 @@ def still(described: dict[str, Any]) -> bool:
 
 
 def warm_up(options: Any, width: int) -> None:
-    """Have ``options``'s caller hold ``width`` idle workers."""
-    for job in [options.submit(time.sleep, 0.5) for _ in range(width)]:
-        job.result()
+    """Have ``options``'s caller hold ``width`` idle workers: so many jobs run until all do."""
+    with tempfile.TemporaryDirectory(prefix="fpb") as folder:
+        gate = Path(folder, "open")
+        jobs = [options.submit(hold, str(gate)) for _ in range(width)]
+        wait_until(f"{width} busy workers", lambda d: count(d, "busy") >= width)
+        gate.touch()
+        for job in jobs:
+            job.result()
     wait_until(f"{width} idle workers", lambda d: count(d, "idle") >= width and still(d))
 
 

@@ -19,8 +19,7 @@ LANES = 20
 def measure(names: frozenset[str]) -> Iterator[Measured]:
     """Each round another caller, whose first worker only a living controller can grant."""
     took_s = []
-    profile = {"cpus": 0.1, "min_lanes": LANES, "max_lanes": LANES}
-    with pools.pool(4, **profile):
+    with pools.pool(4, cpus=0.1, min_lanes=LANES, max_lanes=LANES):
         for number in range(ROUNDS):
             described = pools.wait_until(f"{LANES} lanes with a standby", _staffed)
             killed_at = time.time()

@@ -1,0 +1,434 @@
+"""A submitted job, as its submitter sees it.
+
+Made by ``client.pool``; its outcome is set exactly once by ``client.engine``. A Job needs no lock:
+the outcome is one write, and callbacks are taken from their list one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from firepool_ray.binding import payload
+from firepool_ray.errors import NotPicklable, RemoteError, UsageError
+from firepool_ray.runtime.protocol import Header, RemoteFailure
+
+if TYPE_CHECKING:
+    from firepool_ray.client.capture import Capture
+    from firepool_ray.client.engine import Engine
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """Where a job is, or was, and where its time went. Times are ``time.time()``; 0 for not yet."""
+
+    job: str
+    name: str
+    state: str  #: "blocked" | "waiting" | "running" | "stopping" | "settling" | "ended"
+    outcome: str | None  #: of an ended job: "ok", "error", "cancelled", "timeout", "lost", ...
+    caller: str  #: "queue/name"
+    profile: str
+    source: str | None  #: "warm" | "standby" | "handover" | "cold"; None before it is dispatched
+    worker: str
+    lane: str
+    node: str
+    submitted_at: float
+    ready_at: float  #: its references existed
+    dispatched_at: float
+    received_at: float
+    started_at: float  #: right before its first user instruction
+    ended_at: float
+    bind_s: float  #: spent on code and arguments on the worker
+
+    @property
+    def start_s(self) -> float | None:
+        """From submit to the first user instruction; None if it never started."""
+        return max(0.0, self.started_at - self.submitted_at) if self.started_at else None
+
+    @property
+    def run_s(self) -> float | None:
+        """Time in user code; None if it has not ended, or never started."""
+        return max(0.0, self.ended_at - self.started_at) if self.ended_at else None
+
+
+@dataclass
+class Trail:
+    """What ``JobInfo`` is made of, written along the way."""
+
+    caller: str
+    profile: str
+    submitted_at: float
+    ready_at: float = 0.0
+    dispatched_at: float = 0.0
+    source: str | None = None
+    worker: str = ""
+    lane: str = ""
+    node: str = ""
+    header: Header | None = None  #: without value and error
+    loss: str = ""  #: why a reply was lost
+
+
+class RemoteTraceback(Exception):
+    """Shows the traceback of the worker as the cause of a user's exception."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\n{self.text}"
+
+
+class Outcome:
+    """How a job ended. ``value`` is loaded on first use."""
+
+    __slots__ = ("_data", "_error", "_failure", "_fetch", "_value", "name")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        data: bytes | None = None,
+        fetch: Callable[[], Any] | None = None,
+        failure: RemoteFailure | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        self.name = name
+        self._data = data  #: a small value, pickled
+        self._fetch = fetch  #: gets a big value from Ray
+        self._failure = failure
+        self._error = error
+        self._value: Any = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None or self._failure is not None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether neither ``value`` nor ``error`` has to wait for Ray."""
+        return self._fetch is None
+
+    def value(self) -> Any:
+        """The value; for a job that succeeded. Two threads may load it; one load is kept."""
+        data, fetch = self._data, self._fetch
+        if data is not None:
+            self._value = payload.loads(data)
+            self._data = None
+        elif fetch is not None:
+            self._value = fetch()
+            self._fetch = None
+        return self._value
+
+    def error(self) -> BaseException | None:
+        failure = self._failure
+        if self._error is None and failure is not None:
+            self._error = _rebuild(failure)
+            self._failure = None
+        return self._error
+
+
+def _rebuild(failure: RemoteFailure) -> BaseException:
+    error: Any = None
+    if failure.pickled is not None:
+        try:
+            error = payload.loads(failure.pickled)
+        except Exception:  # its class cannot be loaded here: the text has to do
+            error = None
+    if not isinstance(error, BaseException):
+        return RemoteError(failure.type_name, failure.message, failure.traceback_text)
+    if failure.traceback_text:
+        error.__cause__ = RemoteTraceback(failure.traceback_text)
+    return error
+
+
+class Job:
+    """One call of user code on a worker. Await it, or ask ``result()``.
+
+    Dropping a Job does not stop it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_capture",
+        "_dispatched",
+        "_engine",
+        "_outcome",
+        "_pending",
+        "_ref",
+        "_scope",
+        "_trail",
+        "id",
+        "name",
+        "timeout_s",
+        "env",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        name: str,
+        engine: Engine | None,
+        capture: Capture | None,
+        trail: Trail,
+        env: tuple[tuple[str, str], ...] = (),
+        timeout_s: float = 0.0,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.env = env
+        self.timeout_s = timeout_s
+        self._engine = engine
+        self._capture = capture
+        self._trail = trail
+        self._scope: Any = None
+        self._ref: Any = None
+        self._outcome: Outcome | None = None
+        self._pending: Outcome | None = None  #: what the pump's verdict will make its outcome
+        self._callbacks: list[Callable[[], None]] = []  #: to be called when it ends
+        self._dispatched: list[Callable[[], None]] = []  #: or when it is dispatched
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.name} {self._state()}>"
+
+    # -- the user's side ----------------------------------------------------------------------
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The value, or the job's own error raised.
+
+        ``timeout_s`` bounds the waiting only (``TimeoutError``); the job goes on.
+        """
+        if self._outcome is None:
+            self._wait(timeout_s)
+        outcome = self._outcome
+        assert outcome is not None
+        error = outcome.error()
+        if error is None:
+            return outcome.value()
+        try:
+            raise error
+        finally:
+            del error, self  # no cycle through the traceback
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """The error that ``result`` would raise; None for a value. Waits like ``result``."""
+        if self._outcome is None:
+            self._wait(timeout_s)
+        assert self._outcome is not None
+        return self._outcome.error()
+
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._outcome is not None
+
+    def cancel(self) -> bool:
+        """Ask for its end; False if it has ended already.
+
+        Returns at once. A running job is interrupted on its worker and, if it does not let go,
+        killed; if it was just returning, it may still end with its value.
+        """
+        if self._outcome is not None or self._engine is None:
+            return False
+        self._engine.cancel(self)
+        return True
+
+    @property
+    def ref(self) -> Any:
+        """The Ray ObjectRef of the value; ``ray.get`` of it raises a failed job's error.
+
+        It exists from dispatch on: asked earlier, this waits, and raises what ended a job that
+        was never dispatched. A retry makes a new one.
+        """
+        while self._ref is None and self._outcome is None:
+            asleep = threading.Lock()
+            asleep.acquire()
+            self._dispatched.append(asleep.release)
+            if self._ref is None and self._outcome is None:
+                asleep.acquire()
+        if self._ref is None:
+            assert self._outcome is not None
+            raise self._outcome.error() or AssertionError("a job without a reference has failed")
+        return self._ref
+
+    def info(self) -> JobInfo:
+        """A snapshot of where the job is and where its time went."""
+        trail, header = self._trail, self._trail.header
+        return JobInfo(
+            self.id,
+            self.name,
+            self._state(),
+            self._outcome.name if self._outcome is not None else None,
+            trail.caller,
+            trail.profile,
+            trail.source,
+            trail.worker,
+            trail.lane,
+            trail.node,
+            trail.submitted_at,
+            trail.ready_at,
+            trail.dispatched_at,
+            header.received_at if header is not None else 0.0,
+            header.started_at if header is not None else 0.0,
+            header.ended_at if header is not None else 0.0,
+            header.bind_s if header is not None else 0.0,
+        )
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """``await job`` in any event loop. Cancelling the awaiting task leaves the job alone."""
+        if self._outcome is None:
+            yield from self._await_end().__await__()
+        outcome = self._outcome
+        assert outcome is not None
+        if not outcome.is_local:
+            loop = asyncio.get_running_loop()
+            return (yield from loop.run_in_executor(None, self.result).__await__())
+        return self.result()
+
+    async def _await_end(self) -> None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def notify() -> None:
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:
+                return  # the loop was closed: nobody awaits any more
+
+        self._add_callback(notify)
+        leave = self._engine.enter_wait() if self._engine is not None else None
+        try:
+            await ended
+        finally:
+            self._remove_callback(notify)
+            if leave is not None:
+                leave()
+
+    # -- the engine's side --------------------------------------------------------------------
+
+    def _state(self) -> str:
+        if self._outcome is not None:
+            return "ended"
+        return self._engine.place_of(self.id) if self._engine is not None else "running"
+
+    def _wait(self, timeout_s: float | None) -> None:
+        assert self._engine is not None
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        scopes = self._engine.job_scopes
+        while self._outcome is None:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError(f"{self!r} has not ended within {timeout_s} s; it goes on")
+            if scopes is not None:
+                scopes.wait(self, left_s)
+            else:
+                self._await_callback(left_s)
+
+    def _await_callback(self, timeout_s: float | None) -> None:
+        """Sleep until the end or the timeout, whichever comes first."""
+        asleep = threading.Lock()
+        asleep.acquire()
+        self._add_callback(asleep.release)
+        if timeout_s is None:
+            asleep.acquire()
+        elif not asleep.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+            self._remove_callback(asleep.release)
+
+    def _add_callback(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+        if self._outcome is not None:
+            _call_each(self._callbacks)
+
+    def _remove_callback(self, callback: Callable[[], None]) -> None:
+        try:
+            self._callbacks.remove(callback)
+        except ValueError:
+            return  # it was called meanwhile
+
+    def _dispatch(self, ref: Any) -> None:
+        """Its call left under this reference, the first or that of a retry."""
+        self._ref = ref
+        if self._dispatched:
+            _call_each(self._dispatched)
+
+    def _end(self, outcome: Outcome) -> None:
+        """Its only outcome. A second one is ignored: the first may have been seen."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._capture = self._pending = None
+        _call_each(self._callbacks)
+        if self._dispatched:
+            _call_each(self._dispatched)
+
+    # -- travelling ---------------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._ref is None:
+            raise NotPicklable(
+                f"{self!r} cannot be pickled before it is dispatched: only a running or finished "
+                "job has a reference. Pass it to submit as an argument of its own instead"
+            )
+        return (_view, (self.id, self.name, self._ref, self._trail))
+
+
+def _view(id: str, name: str, ref: Any, trail: Trail) -> JobView:
+    return JobView(id, name, ref, trail)
+
+
+class JobView(Job):
+    """A job of another process: it can be waited for by its reference, and not be cancelled."""
+
+    __slots__ = ()
+
+    def __init__(self, id: str, name: str, ref: Any, trail: Trail) -> None:
+        super().__init__(id, name, None, None, trail)
+        self._ref = ref
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        return _transport().fetch(self._ref, timeout_s)
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        ended_in_time = _transport().is_ready(self._ref, timeout_s)
+        if not ended_in_time:
+            raise TimeoutError(f"{self!r} has not ended within {timeout_s} s; it goes on")
+        try:
+            self.result()
+        except Exception as error:
+            return error
+        return None
+
+    def done(self) -> bool:
+        return bool(_transport().is_ready(self._ref, 0))
+
+    def cancel(self) -> bool:
+        raise UsageError(f"{self!r} belongs to another process: only that can cancel it")
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        loop = asyncio.get_running_loop()
+        return (yield from loop.run_in_executor(None, self.result).__await__())
+
+    def _state(self) -> str:
+        return "ended" if self.done() else "running"
+
+
+def _transport() -> Any:
+    return importlib.import_module("firepool_ray.client.transport")
+
+
+def _call_each(callbacks: list[Callable[[], None]]) -> None:
+    """Every callback once, even if two threads come here at the same time."""
+    while callbacks:
+        try:
+            callback = callbacks.pop(0)
+        except IndexError:  # another thread took the last one
+            return
+        callback()

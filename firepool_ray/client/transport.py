@@ -1,0 +1,357 @@
+"""The client's only door to Ray: every ``.remote()`` of a client is in this module.
+
+Called by ``client.engine`` and ``client.pool``. Nothing here decides anything: completions and
+failures are handed on as plain values. Replies come on Ray's own threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import ray
+import ray.util.client
+from ray.actor import ActorHandle
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    RayActorError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+)
+from ray.util.client.common import ClientActorHandle
+
+from firepool_ray.config import PoolConfig
+from firepool_ray.core.model import Fence
+from firepool_ray.errors import ArgumentTooLarge, PoolUnavailable, WorkerLost
+from firepool_ray.runtime import pool as pools
+from firepool_ray.runtime.protocol import (
+    Header,
+    JobCall,
+    Settled,
+    SyncReply,
+    SyncRequest,
+    WorkerAddress,
+    pack_call,
+    unpack_header,
+)
+
+#: What a client asks of a living controller is answered within this.
+ANSWER_S = 30.0
+#: Prepared calls kept per lease, one for each name a task can have.
+_CALLS_KEPT = 64
+
+#: Called with the header, or with the error that took its place.
+OnReply = Callable[[Any, BaseException | None], None]
+
+
+class Connection(NamedTuple):
+    """A pool that was found or started, and what was started for it."""
+
+    transport: Transport
+    config: PoolConfig
+    started_pool: bool
+    started_ray: bool
+
+
+def connect(config: PoolConfig | None = None) -> Connection:
+    """Find or start the pool; ``config`` None: the embedded default where none runs.
+
+    Raises ``PoolUnavailable``.
+    """
+    try:
+        if config is None:
+            controller, started_pool, started_ray = pools.ensure_pool()
+        else:
+            started_ray = not ray.is_initialized()
+            if started_ray:
+                ray.init(logging_level=logging.WARNING)
+            started_pool = pools.find_pool() is None
+            controller = pools.start_pool(config, embedded=True)
+        spec = ray.get(controller.spec.remote(), timeout=ANSWER_S)
+    except (RayError, GetTimeoutError, ConnectionError) as error:
+        raise PoolUnavailable(
+            f"the pool cannot be reached ({type(error).__name__}: {error}); is the Ray cluster up? "
+            "See `ray status` and `ray list actors`"
+        ) from error
+    parsed = PoolConfig.from_dict(spec, "the pool's settings")
+    return Connection(Transport(controller), parsed, started_pool, started_ray)
+
+
+def disconnect(connection: Connection) -> None:
+    """End what was started for this connection."""
+    if connection.started_pool and ray.is_initialized():
+        pools.stop_pool(connection.transport.controller)
+    if connection.started_ray and ray.is_initialized():
+        ray.shutdown()
+
+
+def describe() -> dict[str, Any]:
+    """The state of the running pool. Raises ``PoolUnavailable`` where there is none."""
+    if not ray.is_initialized():
+        raise PoolUnavailable("this process is not connected to Ray: call firepool_ray.start()")
+    controller = pools.find_pool()
+    if controller is None:
+        raise PoolUnavailable("no pool runs on this cluster: call firepool_ray.start()")
+    try:
+        state: dict[str, Any] = ray.get(controller.describe.remote(), timeout=ANSWER_S)
+    except (RayError, GetTimeoutError) as error:
+        raise PoolUnavailable(f"the pool's controller does not answer ({error})") from error
+    return state
+
+
+def is_connected() -> bool:
+    return bool(ray.is_initialized())
+
+
+def fetch(ref: Any, timeout_s: float | None = None) -> Any:
+    """The value behind a reference; a failed job's own error is raised as it is."""
+    try:
+        return ray.get(ref, timeout=timeout_s)
+    except GetTimeoutError as error:
+        raise TimeoutError(f"no value within {timeout_s} s; the job goes on") from error
+    except RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        raise cause if isinstance(cause, Exception) else error from None
+    except (ObjectLostError, RayActorError) as error:
+        raise WorkerLost(
+            f"the job ended, but its value was lost with the node that held it: {error}", True
+        ) from error
+
+
+def is_ready(ref: Any, timeout_s: float | None = 0) -> bool:
+    return bool(ray.wait([ref], timeout=timeout_s, fetch_local=False)[0])
+
+
+class Link:
+    """One leased worker: its handles, and what it is known to have."""
+
+    __slots__ = ("_calls", "address", "codes", "functions")
+
+    def __init__(self, address: WorkerAddress) -> None:
+        self.address = address
+        self.functions: set[str] = set()  #: keys of functions that were sent
+        self.codes: set[str] = set()
+        self._calls: dict[str, Any] = {}
+
+    def call(self, name: str) -> Any:
+        """``worker.run`` with the name that task lists show."""
+        call = self._calls.get(name)
+        if call is None:
+            if len(self._calls) >= _CALLS_KEPT:
+                self._calls.clear()
+            call = self.address.handle.run.options(name=name, num_returns=2)
+            self._calls[name] = call
+        return call
+
+
+class Transport:
+    def __init__(self, controller: Any) -> None:
+        self.controller = controller
+        self.object_ref: type = ray.ObjectRef
+        #: Ray's own reference counting must see these, so they never hide inside a pickle.
+        self.ref_types: tuple[type, ...] = (ray.ObjectRef, ActorHandle)
+        #: Under Ray Client, callbacks come on the thread that serves the connection itself, which
+        #: must not be made to wait.
+        self.is_remote = False
+        if _is_remote():
+            self.is_remote = True
+            self.ref_types = (ray.ObjectRef, ActorHandle, ClientActorHandle)
+        #: Set by the engine: runs work on a thread of ours.
+        self.defer: Callable[[Callable[[], None]], None] | None = None
+        self._tether: Any = None
+
+    def _notify(self, ref: Any, on_reply: OnReply) -> None:
+        def done(future: Any) -> None:
+            error = future.exception()
+            on_reply(None if error is not None else future.result(), error)
+
+        def hand_over(future: Any) -> None:
+            defer = self.defer
+            if defer is not None:
+                defer(lambda: done(future))
+
+        ref.future().add_done_callback(hand_over if self.is_remote else done)
+
+    # -- jobs ---------------------------------------------------------------------------------
+
+    def put(self, value: Any) -> Any:
+        """Raises ``ArgumentTooLarge``."""
+        try:
+            return ray.put(value)
+        except (ObjectStoreFullError, OutOfDiskError, RaySystemError) as error:
+            size = sum(len(buffer.raw()) for buffer in value[1]) + len(value[0])
+            raise ArgumentTooLarge(
+                f"the arguments take {size / 1e6:.0f} MB, more than the object store can hold: "
+                "pass less, or have the function load the data itself"
+            ) from error
+
+    def run(
+        self,
+        link: Link,
+        fence: Fence,
+        call: JobCall,
+        refs: Sequence[Any],
+        nested: list[Any],
+        name: str,
+        on_reply: OnReply,
+    ) -> Any:
+        """Send a job; returns the reference of its value."""
+        method = link.call(name)
+        if nested:
+            header, value = method.remote(pack_call(fence, call, True), *refs, nested)
+        else:
+            header, value = method.remote(pack_call(fence, call), *refs)
+        self._notify(header, on_reply)
+        return value
+
+    def hush(self, ref: Any) -> None:
+        """Take note of a failed job's value, else Ray prints it as an error nobody looked at."""
+        self._notify(ref, lambda value, error: None)
+
+    def replay(self, link: Link, job: str, on_reply: OnReply) -> Any:
+        header, value = link.address.handle.replay.options(num_returns=2).remote(job)
+        self._notify(header, on_reply)
+        return value
+
+    def are_ready(self, refs: Sequence[Any], timeout_s: float = 0) -> set[Any]:
+        """Those of the references whose objects exist, as values or as errors."""
+        distinct = list(dict.fromkeys(refs))
+        ready, _ = ray.wait(
+            distinct, num_returns=len(distinct), timeout=timeout_s, fetch_local=False
+        )
+        return set(ready)
+
+    def any_ready(self, refs: Sequence[Any], timeout_s: float) -> set[Any]:
+        """Like ``are_ready``, as soon as there is one."""
+        return set(ray.wait(list(refs), num_returns=1, timeout=timeout_s, fetch_local=False)[0])
+
+    # -- the warden of a lease ----------------------------------------------------------------
+
+    def cancel(self, link: Link, job: str, on_answer: Callable[[bool], None]) -> None:
+        ref = link.address.warden.cancel.remote(link.address.worker, job)
+        self._notify(ref, lambda answer, error: on_answer(error is None and bool(answer)))
+
+    def settle(
+        self, link: Link, fence: Fence, job: str, on_answer: Callable[[Settled | None, bool], None]
+    ) -> None:
+        """Answers None where the warden cannot be reached, and whether asking again may help."""
+        ref = link.address.warden.settle.remote(link.address.worker, fence, job)
+
+        def done(answer: Any, error: BaseException | None) -> None:
+            on_answer(answer, error is None or isinstance(error, ActorUnavailableError))
+
+        self._notify(ref, done)
+
+    def abandon(self, link: Link, fence: Fence, job: str) -> None:
+        link.address.warden.kill_worker.remote(link.address.worker, fence, job)
+
+    # -- the controller -----------------------------------------------------------------------
+
+    def tether(self, client: str) -> None:
+        """Let the controller notice the end of this process, however it comes."""
+        self._tether = self.controller.tether.remote(client)
+        self.controller.watch_client.remote(client, [self._tether])
+
+    def sync(self, request: SyncRequest) -> Any:
+        """The reference of the reply, for ``collect``."""
+        return self.controller.sync.remote(request)
+
+    def collect(self, ref: Any) -> SyncReply:
+        """Raises ``PoolUnavailable`` where the controller could not answer."""
+        try:
+            reply: SyncReply = ray.get(ref)
+        except RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, PoolUnavailable):
+                raise cause from None
+            raise PoolUnavailable(f"its controller failed: {error}") from error
+        except RayError as error:
+            text = str(error).strip().partition("\n")[0]
+            raise PoolUnavailable(f"{type(error).__name__}: {text}") from error
+        return reply
+
+    def find_again(self) -> bool:
+        """After the controller was lost: whether there is one, perhaps another."""
+        controller = pools.find_pool() if ray.is_initialized() else None
+        if controller is not None:
+            self.controller = controller
+        return controller is not None
+
+    def leave(self, client: str, timeout_s: float) -> None:
+        """Say goodbye, so that the leases are free at once and not after the tether breaks."""
+        if not ray.is_initialized():
+            return
+        with contextlib.suppress(RayError, GetTimeoutError):
+            ray.get(self.controller.leave.remote(client), timeout=timeout_s)
+
+    # -- this process -------------------------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        """What people are told of this client."""
+        context = ray.get_runtime_context()
+        return {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "node": context.get_node_id(),
+            "ray_job": context.get_job_id(),
+        }
+
+    def default_caller(self) -> str:
+        return f"job-{ray.get_runtime_context().get_job_id()}"
+
+    def in_ray_task(self) -> bool:
+        """Whether this process runs Ray tasks, not an actor or a driver."""
+        if self.is_remote:
+            return False
+        context = ray.get_runtime_context()
+        in_worker = ray._private.worker.global_worker.mode == ray.WORKER_MODE
+        return in_worker and context.get_actor_id() is None
+
+    # -- reading replies ----------------------------------------------------------------------
+
+    @staticmethod
+    def header_of(reply: bytes) -> Header:
+        return unpack_header(reply)
+
+    @staticmethod
+    def fetcher(ref: Any) -> Callable[[], Any]:
+        return functools.partial(fetch, ref)
+
+    @staticmethod
+    def is_argument_failure(error: BaseException) -> bool:
+        """Whether the call failed since Ray could not resolve one of its references.
+
+        ``run`` itself never raises, so any task error means that.
+        """
+        return isinstance(error, RayTaskError) or (
+            isinstance(error, RayError) and not isinstance(error, (RayActorError, RaySystemError))
+        )
+
+    @staticmethod
+    def cause_of(error: BaseException) -> BaseException:
+        """What the task behind a failed reference raised."""
+        cause = getattr(error, "cause", None)
+        while isinstance(cause, RayTaskError) and isinstance(cause.cause, Exception):
+            cause = cause.cause
+        return cause if isinstance(cause, Exception) else error
+
+    @staticmethod
+    def first_line(error: BaseException) -> str:
+        text = str(error).strip().partition("\n")[0]
+        return f"{type(error).__name__}: {text}"
+
+
+def _is_remote() -> bool:
+    """Whether this process talks to the cluster through a Ray Client server (``ray://``)."""
+    client: Any = ray.util.client.ray
+    return bool(client.is_connected())

@@ -1,0 +1,1 @@
+"""What people and scrapers see of the pool. Reads values handed to it; changes nothing."""
