@@ -7,7 +7,10 @@ fixture that made it. Tests that start Ray share one cluster per module.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +45,52 @@ def local_ray(*, num_cpus: int = 4, num_gpus: int = 0, dashboard: bool = False) 
     finally:
         fp.shutdown()
         ray.shutdown()
+        left = eventually_none(lambda: processes_of(folder))
         shutil.rmtree(folder, ignore_errors=True)
+        assert not left, f"left behind: {left}"
+
+
+def processes_of(folder: str) -> dict[int, str]:
+    """Living processes that have to do with a cluster, by its folder: name by pid."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if int(pid) != os.getpid() and any(
+            folder.encode() in _proc(pid, name) for name in ("cmdline", "environ", "maps")
+        ):
+            found[int(pid)] = _proc(pid, "comm").decode(errors="replace").strip()
+    return found
+
+
+def _proc(pid: str, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie has."""
+    text = _proc(str(pid), "stat")
+    return not text or text[text.rfind(b")") + 2 :][:1] in b"ZX"
+
+
+def driver(code: str, *args: object, **env: str) -> subprocess.Popen[str]:
+    """Another process that runs ``code``; it finds this package without installing it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)],
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output_of(process: subprocess.Popen[str], timeout_s: float = 3 * PATIENCE_S) -> str:
+    """What it printed, once it has ended well."""
+    out, err = process.communicate(timeout=timeout_s)
+    assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
+    return out
 
 
 @contextmanager
@@ -58,6 +106,14 @@ def pool_of(settings: dict[str, Any], *, num_cpus: int = 4, num_gpus: int = 2) -
         finally:
             fp.shutdown()
             pool.stop_pool(handle)
+
+
+def eventually_none(what: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    """The last result of ``what``: an empty one, if there is one within the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while (result := what()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return result
 
 
 def eventually(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from firepool_ray.cli import main
 from firepool_ray.cli.bench.figures import TARGETS
+from firepool_ray.cli.commands import main
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

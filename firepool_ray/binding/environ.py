@@ -17,14 +17,16 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _chdir, _getcwd, _umask = os.chdir, os.getcwd, os.umask
-_setsignal, _setitimer = signal.signal, signal.setitimer
-#: The bare function below ``signal.getsignal``: some 60 of these calls are in every job's border,
-#: and turning every number into an enum member would cost ten times as much.
-_getsignal: Callable[[int], Any] = importlib.import_module("_signal").getsignal
+#: The bare functions below those of ``signal``. Some 60 calls are in every border, and turning
+#: each number into an enum member would cost ten times as much. Besides, Ray replaces
+#: ``signal.signal`` while it loads an actor's class, which may be when this module is imported.
+_bare: Any = importlib.import_module("_signal")
+_getsignal, _setsignal, _setitimer = _bare.getsignal, _bare.signal, _bare.setitimer
+_sigmask, _sigpending, _sigtimedwait = _bare.pthread_sigmask, _bare.sigpending, _bare.sigtimedwait
 _getrlimit, _setrlimit = resource.getrlimit, resource.setrlimit
 _environ = os.environ
 
@@ -54,6 +56,7 @@ class Border:
             for number in sorted(catchable)
             if (handler := _getsignal(number)) is not None
         ]
+        self._blocked = set(_sigmask(signal.SIG_BLOCK, ()))
         self._cwd = _getcwd()
         self._mask = _umask(0o077)
         _umask(self._mask)
@@ -76,6 +79,11 @@ class Border:
         for number, handler in self._handlers:
             if _getsignal(number) is not handler:
                 _setsignal(number, handler)
+        if set(_sigmask(signal.SIG_BLOCK, ())) != self._blocked:
+            # What waits behind the job's mask was meant for the job: it goes with it.
+            while waiting := set(_sigpending()) - self._blocked:
+                _sigtimedwait(waiting, 0)
+            _sigmask(signal.SIG_SETMASK, self._blocked)
 
     def _restore_rest(self) -> None:
         _umask(self._mask)

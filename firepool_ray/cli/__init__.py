@@ -1,5 +1,4 @@
-"""The ``firepool`` command. Nothing imports this package; it imports everything below it."""
+"""The ``firepool`` command. Nothing imports this package; it imports everything below it.
 
-from firepool_ray.cli.commands import main
-
-__all__ = ["main"]
+Empty, so that a worker that runs a job of the benchmark imports next to nothing.
+"""

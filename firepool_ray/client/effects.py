@@ -15,7 +15,7 @@ from firepool_ray.client.clock import Clock
 from firepool_ray.client.endings import outcome_of
 from firepool_ray.client.job import Job, Outcome
 from firepool_ray.client.poller import Poller
-from firepool_ray.client.transport import Link, Transport
+from firepool_ray.client.transport import CallFailed, Link, Transport
 from firepool_ray.core.model import LeaseId
 from firepool_ray.core.pump_events import (
     AbandonLease,
@@ -130,8 +130,8 @@ class Effects:
                 f"{job.name}[{trail.caller}]{action.source}",
                 on_reply,
             )
-        except Exception as error:  # Ray was shut down, or the cluster is gone
-            self._lose(job.id, lease, f"{type(error).__name__}: {error}")
+        except CallFailed as error:
+            self._lose(job.id, lease, str(error))
             return
         if send_fn:
             if len(link.functions) >= _SENT_KEPT:
@@ -187,7 +187,7 @@ class Effects:
                 job._scope.discard(job.id)
             outcome = outcome_of(job, action)
             if outcome.has_failed and job._ref is not None:
-                self._try(lambda: self._transport.hush(job._ref), lambda: None)
+                self._transport.hush(job._ref)
             job._end(outcome)
 
     def _forget(self, action: ForgetLease) -> None:
@@ -267,7 +267,7 @@ class Effects:
     def _try(self, call: Callable[[], None], otherwise: Callable[[], None]) -> None:
         try:
             call()
-        except Exception:  # Ray was shut down, or the cluster is gone
+        except CallFailed:
             log.debug("a call to the pool could not be sent", exc_info=True)
             otherwise()
 

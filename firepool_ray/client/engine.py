@@ -191,11 +191,10 @@ class Engine:
 
     def _mend(self, event: PumpEvent) -> list[PumpAction]:
         """Under the lock: make the pump whole. A submit that broke off never happened."""
-        drop = event.job if isinstance(event, JobSubmitted) else ""
-        actions = self._pump.recover(time.monotonic(), drop)
+        actions = self._pump.recover(time.monotonic(), event)
         self._torn = None
-        if drop:
-            self._effects.jobs.pop(drop, None)
+        if isinstance(event, JobSubmitted):
+            self._effects.jobs.pop(event.job, None)
         else:
             self._inbox.append(event)
             self.clock.call_soon(self._drain_inbox)

@@ -23,12 +23,14 @@ class Options:
     profile: str | None = None
     caller: str | None = None
     queue: str | None = None
-    env: Mapping[str, str] | None = None  #: added to the job's environment, removed after it
+    env: Mapping[str, str] | None = field(
+        default=None, hash=False
+    )  #: added to the job's environment, removed after it
     timeout_s: float | None = None  #: a running job is stopped after this
     queue_timeout_s: float | None = None  #: a job that has not started by then ends
     max_retries: int = 0  #: how often a job may run again after its worker was lost
     priority: int = 0  #: one step is worth one fairness window of waiting
-    #: ``env`` as it travels; a later change to the caller's mapping does not reach it
+    #: ``env`` as it travels, sorted
     env_items: tuple[tuple[str, str], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -38,7 +40,9 @@ class Options:
             _check_seconds(key, getattr(self, key))
         _check_whole("max_retries", self.max_retries, low=0)
         _check_whole("priority", self.priority)
-        object.__setattr__(self, "env_items", _env_items(self.env))
+        items = _env_items(self.env)
+        object.__setattr__(self, "env", dict(items))  # ours: a later change does not reach it
+        object.__setattr__(self, "env_items", items)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:

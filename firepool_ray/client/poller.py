@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from firepool_ray.client.transport import Transport
+from firepool_ray.client.transport import CallFailed, Transport
 from firepool_ray.errors import PoolUnavailable
 from firepool_ray.runtime.protocol import SyncReply, SyncRequest
 
@@ -41,8 +41,8 @@ class Poller:
         """In the calling thread, so that demand does not wait for a change of threads."""
         try:
             ref = self._transport.sync(request)
-        except Exception as error:  # Ray was shut down, or the cluster is gone
-            self._on_failure(request.seq, f"{type(error).__name__}: {error}")
+        except CallFailed as error:
+            self._on_failure(request.seq, str(error))
             return
         self._sent.put((request.seq, ref))
 

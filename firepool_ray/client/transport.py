@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -50,8 +50,18 @@ ANSWER_S = 30.0
 #: Prepared calls kept per lease, one for each name a task can have.
 _CALLS_KEPT = 64
 
+#: What Ray raises where a call cannot even be sent.
+_UNSENT = (RayError, ConnectionError)
+
 #: Called with the header, or with the error that took its place.
 OnReply = Callable[[Any, BaseException | None], None]
+
+
+class CallFailed(Exception):
+    """The call could not be sent: Ray was shut down here, or its connection broke.
+
+    Never an exception of a signal handler, which may come out of any call: those pass.
+    """
 
 
 class Connection(NamedTuple):
@@ -132,6 +142,14 @@ def is_ready(ref: Any, timeout_s: float | None = 0) -> bool:
     return bool(ray.wait([ref], timeout=timeout_s, fetch_local=False)[0])
 
 
+@contextlib.contextmanager
+def _sending() -> Iterator[None]:
+    try:
+        yield
+    except _UNSENT as error:
+        raise CallFailed(Transport.first_line(error)) from error
+
+
 class Link:
     """One leased worker: its handles, and what it is known to have."""
 
@@ -206,21 +224,26 @@ class Transport:
         on_reply: OnReply,
     ) -> Any:
         """Send a job; returns the reference of its value."""
-        method = link.call(name)
-        if nested:
-            header, value = method.remote(pack_call(fence, call, True), *refs, nested)
-        else:
-            header, value = method.remote(pack_call(fence, call), *refs)
-        self._notify(header, on_reply)
+        try:
+            method = link.call(name)
+            if nested:
+                header, value = method.remote(pack_call(fence, call, True), *refs, nested)
+            else:
+                header, value = method.remote(pack_call(fence, call), *refs)
+            self._notify(header, on_reply)
+        except _UNSENT as error:
+            raise CallFailed(self.first_line(error)) from error
         return value
 
     def hush(self, ref: Any) -> None:
         """Take note of a failed job's value, else Ray prints it as an error nobody looked at."""
-        self._notify(ref, lambda value, error: None)
+        with contextlib.suppress(*_UNSENT):
+            self._notify(ref, lambda value, error: None)
 
     def replay(self, link: Link, job: str, on_reply: OnReply) -> Any:
-        header, value = link.address.handle.replay.options(num_returns=2).remote(job)
-        self._notify(header, on_reply)
+        with _sending():
+            header, value = link.address.handle.replay.options(num_returns=2).remote(job)
+            self._notify(header, on_reply)
         return value
 
     def are_ready(self, refs: Sequence[Any], timeout_s: float = 0) -> set[Any]:
@@ -238,33 +261,38 @@ class Transport:
     # -- the warden of a lease ----------------------------------------------------------------
 
     def cancel(self, link: Link, job: str, on_answer: Callable[[bool], None]) -> None:
-        ref = link.address.warden.cancel.remote(link.address.worker, job)
-        self._notify(ref, lambda answer, error: on_answer(error is None and bool(answer)))
+        with _sending():
+            ref = link.address.warden.cancel.remote(link.address.worker, job)
+            self._notify(ref, lambda answer, error: on_answer(error is None and bool(answer)))
 
     def settle(
         self, link: Link, fence: Fence, job: str, on_answer: Callable[[Settled | None, bool], None]
     ) -> None:
         """Answers None where the warden cannot be reached, and whether asking again may help."""
-        ref = link.address.warden.settle.remote(link.address.worker, fence, job)
 
         def done(answer: Any, error: BaseException | None) -> None:
             on_answer(answer, error is None or isinstance(error, ActorUnavailableError))
 
-        self._notify(ref, done)
+        with _sending():
+            ref = link.address.warden.settle.remote(link.address.worker, fence, job)
+            self._notify(ref, done)
 
     def abandon(self, link: Link, fence: Fence, job: str) -> None:
-        link.address.warden.kill_worker.remote(link.address.worker, fence, job)
+        with _sending():
+            link.address.warden.kill_worker.remote(link.address.worker, fence, job)
 
     # -- the controller -----------------------------------------------------------------------
 
     def tether(self, client: str) -> None:
         """Let the controller notice the end of this process, however it comes."""
-        self._tether = self.controller.tether.remote(client)
-        self.controller.watch_client.remote(client, [self._tether])
+        with _sending():
+            self._tether = self.controller.tether.remote(client)
+            self.controller.watch_client.remote(client, [self._tether])
 
     def sync(self, request: SyncRequest) -> Any:
         """The reference of the reply, for ``collect``."""
-        return self.controller.sync.remote(request)
+        with _sending():
+            return self.controller.sync.remote(request)
 
     def collect(self, ref: Any) -> SyncReply:
         """Raises ``PoolUnavailable`` where the controller could not answer."""

@@ -190,6 +190,14 @@ def grant(pool: Pool, worker: Worker, at: float) -> None:
     client.leases[worker.id] = worker.fence
     client.unacked[issued.number] = (issued, claim.entry)
     pool.out.append(SendGrant(client.id, issued))
+    _apply_heard(pool, worker)
+
+
+def _apply_heard(pool: Pool, worker: Worker) -> None:
+    """News and answers come by different ways: one of idleness may have been early."""
+    heard, worker.heard_idle = worker.heard_idle, None
+    if heard is not None and heard[0] == worker.fence:
+        set_idle(pool, worker, heard[1])
 
 
 def revoke(pool: Pool, worker: Worker, purpose: Purpose, mode: RevokeMode, at: float) -> None:
@@ -278,6 +286,7 @@ def stay(pool: Pool, worker: Worker, at: float) -> None:
     if device.next is not None:
         unreserve(pool, device.next, at)
     shelve(pool, device)
+    _apply_heard(pool, worker)
 
 
 def ended(pool: Pool, worker: Worker, at: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from firepool_ray.core import queueing
+from firepool_ray.core import queueing, staffing
 from firepool_ray.core.actions import SendRejection
 from firepool_ray.core.model import LeaseId, Rejection
 from firepool_ray.core.state import EPSILON, HELD_STATES, Client, Entry, Pool, Profile, Worker
@@ -87,20 +87,32 @@ def _holders_before(pool: Pool, entry: Entry, at: float) -> list[Worker] | None:
         return None
     holders = _holders(profile)
     if profile.counted < profile.spec.max_lanes:
-        if pool.reserved_gpus - pool.releasing_gpus + profile.spec.gpus <= (
-            pool.spec.max_gpus + EPSILON
-        ):
+        keepers = _keepers_of_gpus(pool, profile)
+        if keepers is None:
             return None
-        for other in pool.profiles.values():
-            if (
-                other is not profile
-                and other.spec.gpus > 0
-                and other.counted > other.spec.min_lanes
-            ):
-                if other.ready or other.startable or other.coming or other.soon:
-                    return None
-                holders += _holders(other)
+        holders += keepers
     return holders
+
+
+def _keepers_of_gpus(pool: Pool, profile: Profile) -> list[Worker] | None:
+    """Who keeps the profile from growing; None if nobody does."""
+    if pool.reserved_gpus + profile.spec.gpus <= pool.spec.max_gpus + EPSILON:
+        return None
+    keepers: list[Worker] = []
+    for lane in pool.lanes.values():
+        if lane.draining and lane.profile.spec.gpus > 0:
+            if lane.device.active is None:
+                return None
+            keepers.append(lane.device.active)
+    if not staffing.fits_beside_minimum(pool, profile):
+        return keepers
+    for other in pool.profiles.values():
+        may_give = other.spec.gpus > 0 and other.counted > other.spec.min_lanes
+        if other is not profile and may_give:
+            if other.ready or other.startable or other.coming or other.soon:
+                return None
+            keepers += _holders(other)
+    return keepers
 
 
 def _holders(profile: Profile) -> list[Worker]:

@@ -135,15 +135,23 @@ def _drain_if_leaving(pool: Pool, worker: Worker, at: float) -> None:
 
 
 def on_worker_idle(pool: Pool, event: ev.WorkerIdle) -> None:
-    worker = _leased(pool, event.worker, event.fence)
-    if worker is None or worker.state != "bound" or worker.key is None:
+    worker = pool.workers.get(event.worker)
+    if worker is None or event.fence not in (worker.fence, worker.successor):
         return
-    set_idle(pool, worker, min(event.idle_since, event.at))
+    since = min(event.idle_since, event.at)
+    if worker.state == "bound":
+        set_idle(pool, worker, since)
+    elif worker.state in ("promoting", "regranting", "revoking"):
+        worker.heard_idle = (event.fence, since)
 
 
 def on_worker_busy(pool: Pool, event: ev.WorkerBusy) -> None:
-    worker = _leased(pool, event.worker, event.fence)
-    if worker is not None and worker.state == "bound":
+    worker = pool.workers.get(event.worker)
+    if worker is None:
+        return
+    if worker.heard_idle is not None and worker.heard_idle[0] == event.fence:
+        worker.heard_idle = None
+    if worker.fence == event.fence and worker.state == "bound":
         clear_idle(pool, worker)
 
 

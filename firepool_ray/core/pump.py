@@ -43,6 +43,9 @@ from firepool_ray.core.pump_jobs import JobDesk
 from firepool_ray.core.pump_polling import Polling
 from firepool_ray.core.pump_state import Book
 
+#: Undone, or said anew, by ``recover``.
+_LOST_WITHOUT_HARM = (DispatchJob, SendSync, WakePump)
+
 
 class Pump:
     """One client's jobs and leases. ``handle`` is the only mutator, besides ``recover``."""
@@ -53,6 +56,7 @@ class Pump:
         self._desk = desk = JobDesk(self._book, self._polling, window_s, max_waiting)
         self._wake_at = INF  #: of the last ``WakePump``; inf once it has passed
         self._closed = False
+        self._begun: PumpEvent | None = None
         self._handlers: dict[type[PumpEvent], Callable[[Any], None]] = {
             JobSubmitted: desk.on_submitted,
             JobReady: desk.on_ready,
@@ -76,28 +80,31 @@ class Pump:
         desk = self._desk
         desk.actions = []
         desk.turn += 1
+        self._begun = event  # last, for recover(): before it nothing has changed
         if not self._closed:
             self._handlers[type(event)](event)
             self._plan(event.at)
         return desk.actions
 
-    def recover(self, at: float, drop: str = "") -> list[PumpAction]:
-        """Mend after an exception broke ``handle`` off at any point (a signal handler's, say).
+    def recover(self, at: float, event: PumpEvent) -> list[PumpAction]:
+        """Mend after an exception broke ``handle(event)`` off at any point (a signal handler's).
 
         No action of the broken call has been carried out. Its dispatches are undone, its ended
         jobs stay ended, every index is derived anew, and the controller is told everything again.
-        The event itself counts as not handled; ``drop`` is a job that nobody knows of after it.
+        The event counts as not handled; a job that it was to submit is dropped without a word,
+        since nobody knows of it.
         """
         book, desk = self._book, self._desk
-        kept = [a for a in desk.actions if not isinstance(a, (DispatchJob, SendSync, WakePump))]
+        kept: list[PumpAction] = []
+        if self._begun is event:
+            kept = [a for a in desk.actions if not isinstance(a, _LOST_WITHOUT_HARM)]
+            book.undo(desk.turn)
         for action in kept:
             if isinstance(action, EndJob) and (job := book.jobs.pop(action.job, None)) is not None:
                 job.state = "ended"
-        book.undo(desk.turn)
-        if drop and drop in book.jobs:
-            job = book.jobs[drop]
-            if job.state in ("blocked", "waiting"):
-                del book.jobs[drop]
+        if isinstance(event, JobSubmitted):
+            kept = [a for a in kept if not (isinstance(a, EndJob) and a.job == event.job)]
+            if (job := book.jobs.pop(event.job, None)) is not None:
                 job.state = "ended"
         book.rebuild()
         forgotten = {action.lease for action in kept if isinstance(action, ForgetLease)}

@@ -19,7 +19,6 @@ from firepool_ray.core import keepalive
 from firepool_ray.core.ordered import Ordered
 from firepool_ray.core.state import Device, Lane, Pool, Profile, Worker
 
-
 UNBOUND_STATES = frozenset({"starting", "standby", "reserved", "promoting"})
 
 

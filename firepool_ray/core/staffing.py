@@ -205,8 +205,8 @@ def impossible(pool: Pool, profile: Profile, queue: Queue) -> str:
         return ""
     if spec.max_lanes <= 0:
         return f"profile {spec.name!r} may have no lanes: its max_lanes is {spec.max_lanes}."
-    kept = sum(p.spec.gpus * p.spec.min_lanes for p in pool.profiles.values() if p is not profile)
-    if gpus > 0 and kept + gpus > pool.spec.max_gpus + EPSILON:
+    if gpus > 0 and not fits_beside_minimum(pool, profile):
+        kept = _kept_by_others(pool, profile)
         return (
             f"a lane of profile {spec.name!r} needs {gpus:g} GPUs; of the pool's "
             f"{pool.spec.max_gpus:g} the min_lanes of other profiles keep {kept:g}. Raise max_gpus "
@@ -251,14 +251,23 @@ def _has_gpus(pool: Pool, profile: Profile, at: float) -> bool:
     return pool.reserved_gpus + profile.spec.gpus <= pool.spec.max_gpus + EPSILON
 
 
+def _kept_by_others(pool: Pool, profile: Profile) -> float:
+    return sum(p.spec.gpus * p.spec.min_lanes for p in pool.profiles.values() if p is not profile)
+
+
+def fits_beside_minimum(pool: Pool, profile: Profile) -> bool:
+    """One lane more of the profile is possible if others go down to their ``min_lanes``."""
+    gpus = profile.spec.gpus * (profile.counted + 1)
+    return gpus + _kept_by_others(pool, profile) <= pool.spec.max_gpus + EPSILON
+
+
 def lacks_only_gpus(pool: Pool, profile: Profile, at: float, lanes: int = 1) -> bool:
     """It could grow so many lanes if others gave GPUs back, and too few are on their way back."""
     gpus = profile.spec.gpus
     if gpus <= 0 or not _may_grow(profile, at):
         return False
-    kept = sum(p.spec.gpus * p.spec.min_lanes for p in pool.profiles.values() if p is not profile)
-    if kept + profile.counted * gpus + gpus > pool.spec.max_gpus + EPSILON:
-        return False  # never
+    if not fits_beside_minimum(pool, profile):
+        return False
     return pool.reserved_gpus - pool.releasing_gpus + lanes * gpus > pool.spec.max_gpus + EPSILON
 
 

@@ -205,6 +205,8 @@ class Worker:
     client: str = ""  #: "" where nobody holds a lease
     fence: Fence = Fence(0, 0)
     idle_since: float | None = None  #: None: busy, or not known to be idle
+    #: News of idleness that came before the answer which makes it true: its fence, since when.
+    heard_idle: tuple[Fence, float] | None = None
     claim: Claim | None = None  #: to whom it goes next
     purpose: Purpose = ""  #: why it is being revoked
     successor: Fence | None = None  #: fence it takes if the move under way succeeds

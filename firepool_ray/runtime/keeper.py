@@ -98,6 +98,11 @@ class Keeper:
         self._wake.set()
         return ward
 
+    def note_if_ended(self, ward: Ward) -> None:
+        """See an end that the event loop has not delivered yet."""
+        if not ward.exited and ward.process is not None and ward.process.ended():
+            self._on_exit(ward)
+
     def _on_exit(self, ward: Ward) -> None:
         if ward.process is not None:
             self._loop.remove_reader(ward.process.fd)

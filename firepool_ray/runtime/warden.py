@@ -110,6 +110,7 @@ class Warden:
             await ward.change(bump, WORD_PATIENCE_S / 5)
         except WordStuck as error:
             await self._keeper.kill(ward, str(error))
+        self._keeper.note_if_ended(ward)
         if not ward.exited and ward.handle is None:
             spec = ward.spec
             name = worker_actor_name(spec.profile, spec.lane, spec.slot, spec.worker)
@@ -117,7 +118,6 @@ class Warden:
             if ward.handle is None:  # a process without its actor can serve nobody
                 await ward.change(lambda word: leasing.revoked(word, time.monotonic()), 1.0)
                 await self._keeper.kill(ward, f"its actor {name} is gone")
-                await asyncio.sleep(0)
         if ward.exited or ward.handle is None:
             await self._retire(ward, _HELLO_SWEEP_S)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,17 @@ from firepool_ray.binding.environ import Border, apply_env, restore_env
 
 #: Not by SIGALRM, which these tests are about.
 pytestmark = pytest.mark.timeout(120, method="thread")
+
+
+def run_alone(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 @pytest.fixture
@@ -47,24 +56,47 @@ def test_handlers_and_timers_are_put_back(border: Border) -> None:
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
-def test_a_raising_handler_that_fires_all_the_time_cannot_break_the_border(
-    border: Border,
-) -> None:
-    def ring(*_: object) -> None:
-        raise TimeoutError("left over")
+def test_alarms_that_raise_around_the_border_cannot_break_it() -> None:
+    program = """
+        import random, signal, time
+        from firepool_ray.binding.environ import Border
 
-    for _ in range(50):
-        with contextlib.suppress(TimeoutError):
-            signal.signal(signal.SIGALRM, ring)
-            signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
-            end = time.monotonic() + 0.01
-            while time.monotonic() < end:
-                pass
-        with contextlib.suppress(TimeoutError):  # one may be due before the border begins
-            border.restore()
-        border.restore()
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-        assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+        def quiet(*_):
+            pass
+
+        def ring(*_):
+            raise TimeoutError("left over")
+
+        signal.signal(signal.SIGALRM, quiet)  # as in a worker: the default would end it
+        border = Border()
+        rng = random.Random(5)
+        inside = around = 0
+        for _ in range(2000):
+            try:
+                try:
+                    signal.signal(signal.SIGALRM, ring)
+                    signal.setitimer(signal.ITIMER_REAL, 10 ** rng.uniform(-5.5, -3.5))
+                    end = time.perf_counter() + 1e-4
+                    while time.perf_counter() < end:
+                        pass
+                except TimeoutError:
+                    inside += 1
+                border.restore()
+            except TimeoutError:
+                around += 1
+                border.restore()
+            assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+            assert signal.getsignal(signal.SIGALRM) is quiet
+        assert inside, (inside, around)
+    """
+    assert run_alone(program) == ""
+
+
+def test_blocked_signals_and_what_waits_behind_them_go(border: Border) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2, signal.SIGRTMIN + 5})
+    signal.raise_signal(signal.SIGUSR2)  # would end this process
+    border.restore()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGUSR2}
 
 
 def test_folder_umask_limits_and_streams_are_put_back(border: Border, tmp_path: Path) -> None:
@@ -120,10 +152,4 @@ def test_a_job_that_disarms_os_and_signal_does_not_disarm_the_border() -> None:
         border.restore()
         print(check(0))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert run_alone(program) == "0\n"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from firepool_ray.cli import commands, main
+from firepool_ray.cli import commands
+from firepool_ray.cli.commands import main
 from firepool_ray.config import PoolConfig
 from firepool_ray.errors import PoolUnavailable
 from firepool_ray.runtime import pool, session

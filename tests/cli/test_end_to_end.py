@@ -13,7 +13,7 @@ import ray
 from click.testing import CliRunner, Result
 
 import firepool_ray as fp
-from firepool_ray.cli import main
+from firepool_ray.cli.commands import main
 from firepool_ray.errors import PoolUnavailable
 from firepool_ray.runtime import session
 

@@ -58,6 +58,7 @@ class Word:
     swept: bool = False
     may_be_killed: bool = False  #: its promotion failed, so the controller knows no lease to revoke
     inbox_at: float = 0.0  #: orders to one worker arrive in order
+    news_at: float = 0.0  #: and so do its warden's news of it
 
 
 @dataclass
@@ -162,6 +163,10 @@ class World:
                 self.feed(event_of(self.now))
 
         self.later(self.delay() if delay is None else delay, arrive)
+
+    def news(self, word: Word, event_of: Callable[[float], ev.Event]) -> None:
+        word.news_at = max(self.now + self.delay(), word.news_at + 1e-6)
+        self.tell(event_of, word.news_at - self.now)
 
     def boot(self) -> None:
         """A new controller takes over: wardens refuse the older one from here on."""
@@ -290,6 +295,7 @@ class World:
         if isinstance(action, do.StartWorker):
             assert action.worker not in self.words
             word = self.words[action.worker] = Word(action.worker, action.lane, action.slot)
+            word.alive = action.lane in self.grounds  # else its node is gone, as will be told
         if word is None:
             if isinstance(action, do.RetireWorker):
                 self.tell(lambda at: ev.WorkerRetired(at, action.worker))
@@ -327,8 +333,9 @@ class World:
         if not word.alive:
             return  # its exit is on the way
         assert word.state == "standby", f"{word} promoted twice"
+        given_up = False
         if self.random.random() < self.faults:
-            word.may_be_killed = True
+            word.may_be_killed = given_up = True
             failed = ev.PromotionFailed
             if self.random.random() < 0.5:
                 self.tell(lambda at: failed(at, word.worker, action.fence, "CUDA is in use"))
@@ -338,7 +345,7 @@ class World:
         assert not self.active_on(word.lane), f"I1: {self.active_on(word.lane)} beside {word}"
         word.state, word.fence, word.key = "idle", action.fence, action.key
         word.client, word.since = action.client, self.now
-        if not word.may_be_killed:
+        if not given_up:
             self.tell(lambda at: ev.WorkerPromoted(at, word.worker, action.fence))
         self.watch_idle(word)
 
@@ -411,7 +418,7 @@ class World:
         def look() -> None:
             if word.alive and word.state == "idle" and (word.since, word.fence) == (since, fence):
                 word.reported_idle = True
-                self.tell(lambda at: ev.WorkerIdle(at, word.worker, fence, since))
+                self.news(word, lambda at: ev.WorkerIdle(at, word.worker, fence, since))
 
         self.later(LINGER_S + self.random.uniform(0, 0.05), look)
 
@@ -421,7 +428,7 @@ class World:
         if word is None or not word.alive or word.state == "starting":
             return
         self.kill(word)
-        self.tell(lambda at: ev.WorkerExited(at, name, "segmentation fault"))
+        self.news(word, lambda at: ev.WorkerExited(at, name, "segmentation fault"))
 
     # ---------------------------------------------------------------- nodes
 
@@ -635,7 +642,7 @@ class World:
         if word.reported_idle:
             word.reported_idle = False
             fence = word.fence
-            self.tell(lambda at: ev.WorkerBusy(at, word.worker, fence))
+            self.news(word, lambda at: ev.WorkerBusy(at, word.worker, fence))
         if facts["children"]:
             name = f"{client.name}.{action.job}"
             self.join(name, client.caller, action.lease, action.job)
@@ -660,7 +667,7 @@ class World:
             word.state = "revoked"
             state = "gone"
             fence = word.fence
-            self.tell(lambda at: ev.LeaseEnded(at, word.worker, fence))
+            self.news(word, lambda at: ev.LeaseEnded(at, word.worker, fence))
         else:
             word.state = "idle"
             self.watch_idle(word)
@@ -700,7 +707,7 @@ class World:
             if not started and word.state == "idle" and word.fence == action.lease.fence:
                 word.state, word.since = "revoked", self.now  # fence off a late delivery
                 fence = word.fence
-                self.tell(lambda at: ev.LeaseEnded(at, word.worker, fence))
+                self.news(word, lambda at: ev.LeaseEnded(at, word.worker, fence))
         self.to_client(
             client,
             lambda at: pe.JobSettled(at, action.job, action.lease, started, running, alive),

@@ -283,10 +283,11 @@ def test_a_restarted_warden_adopts_words_running_jobs_and_epoch(
     node.ask("end_worker", overdue.name, None)
 
 
-def test_hello_sweeps_the_dead_and_what_has_lost_its_actor(node: Any) -> None:
+def test_hello_sweeps_the_dead(node: Any, eventually: Callable[..., Any]) -> None:
     dead = node.start_worker()
     orphan = dead.submit(lambda: subprocess.Popen(["setsid", "sleep", "1000"]).pid).value()
     dead.signal(signal.SIGKILL)
+    eventually(lambda: not dead.is_alive())
     state = node.hello(node.epoch)
     assert dead.name not in {entry.spec.worker for entry in state.workers if entry.alive}
     assert node.ask("retire", node.epoch, dead.name) == ""

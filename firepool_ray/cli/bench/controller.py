@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import firepool_ray as fp
-from firepool_ray.cli.bench import pools
+from firepool_ray.cli.bench import pools, work
 from firepool_ray.cli.bench.figures import Measured
 
 FEW, MANY = 2_000, 20_000
@@ -35,8 +35,8 @@ def measure(names: frozenset[str]) -> Iterator[Measured]:
 def _wait_and_finish(jobs: int, gate: Path) -> dict[str, int]:
     """Let so many jobs wait behind blocked workers, then finish them; memory at both times."""
     options = fp.options(caller="crowd")
-    blockers = [options.submit(pools.hold, str(gate)) for _ in range(WIDTH)]
-    crowd = [options.submit(pools.nothing) for _ in range(jobs)]
+    blockers = [options.submit(work.hold, str(gate)) for _ in range(WIDTH)]
+    crowd = [options.submit(work.nothing) for _ in range(jobs)]
     time.sleep(3)  # several heartbeats of the client
     waiting = _memory_bytes()
     gate.touch()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import firepool_ray as fp
+from firepool_ray.cli.bench import work
 from firepool_ray.config import PoolConfig
 from firepool_ray.runtime import baselines
 
@@ -60,22 +61,12 @@ def warm_up(options: Any, width: int) -> None:
     """Have ``options``'s caller hold ``width`` idle workers: so many jobs run until all do."""
     with tempfile.TemporaryDirectory(prefix="fpb") as folder:
         gate = Path(folder, "open")
-        jobs = [options.submit(hold, str(gate)) for _ in range(width)]
+        jobs = [options.submit(work.hold, str(gate)) for _ in range(width)]
         wait_until(f"{width} busy workers", lambda d: count(d, "busy") >= width)
         gate.touch()
         for job in jobs:
             job.result()
     wait_until(f"{width} idle workers", lambda d: count(d, "idle") >= width and still(d))
-
-
-def nothing() -> None:
-    """The no-op job."""
-
-
-def hold(gate: str) -> None:
-    """A job that lasts until the file exists."""
-    while not Path(gate).exists():
-        time.sleep(0.01)
 
 
 def start_s(job: Any) -> float:

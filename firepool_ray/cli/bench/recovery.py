@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import firepool_ray as fp
-from firepool_ray.cli.bench import pools, profiling
+from firepool_ray.cli.bench import pools, profiling, work
 from firepool_ray.cli.bench.figures import Measured
 
 ROUNDS = 3
@@ -24,7 +24,7 @@ def measure(names: frozenset[str]) -> Iterator[Measured]:
             described = pools.wait_until(f"{LANES} lanes with a standby", _staffed)
             killed_at = time.time()
             os.kill(described["pid"], signal.SIGKILL)
-            job = fp.options(caller=f"caller{number}").submit(pools.nothing)
+            job = fp.options(caller=f"caller{number}").submit(work.nothing)
             job.result()
             took_s.append(job.info().started_at - killed_at)
     detail = f"{LANES} lanes; rounds: " + ", ".join(f"{s:.2f} s" for s in took_s)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import firepool_ray as fp
-from firepool_ray.cli.bench import pools, profiling
+from firepool_ray.cli.bench import pools, profiling, work
 from firepool_ray.cli.bench.figures import TARGETS, Measured
 from firepool_ray.runtime import baselines
 
@@ -29,7 +29,7 @@ class Sibling:
         return phases, took_s, [_timed(options)[1] for _ in range(WARM_PER_ROUND)]
 
     def begin(self) -> None:
-        fp.options(caller="family").submit(pools.nothing).result()
+        fp.options(caller="family").submit(work.nothing).result()
 
 
 def measure(names: frozenset[str]) -> Iterator[Measured]:
@@ -54,6 +54,6 @@ def measure(names: frozenset[str]) -> Iterator[Measured]:
 
 def _timed(options: Any) -> tuple[fp.Job, float]:
     began = time.perf_counter()
-    job: fp.Job = options.submit(pools.nothing)
+    job: fp.Job = options.submit(work.nothing)
     job.result()
     return job, time.perf_counter() - began

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import firepool_ray as fp
-from firepool_ray.cli.bench import pools, profiling
+from firepool_ray.cli.bench import pools, profiling, work
 from firepool_ray.cli.bench.figures import TARGETS, Measured
 from firepool_ray.runtime import baselines
 
@@ -62,7 +62,7 @@ def _idle(described: dict[str, Any]) -> bool:
 
 
 def _first_job(caller: str, source: str) -> fp.Job:
-    job = fp.options(caller=caller).submit(pools.nothing)
+    job = fp.options(caller=caller).submit(work.nothing)
     job.result()
     if job.info().source != source:
         raise AssertionError(f"expected a {source} start, it was {job.info()}")

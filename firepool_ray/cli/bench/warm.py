@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import firepool_ray as fp
-from firepool_ray.cli.bench import pools, profiling
+from firepool_ray.cli.bench import pools, profiling, work
 from firepool_ray.cli.bench.figures import TARGETS, Measured
 from firepool_ray.runtime import baselines
 
@@ -48,14 +48,14 @@ def _latency() -> Iterator[Measured]:
 
 def _job_s(options: Any) -> float:
     began = time.perf_counter()
-    options.submit(pools.nothing).result()
+    options.submit(work.nothing).result()
     return time.perf_counter() - began
 
 
 def _where_a_job_goes(options: Any) -> str:
     phases = []
     for _ in range(300):
-        job = options.submit(pools.nothing)
+        job = options.submit(work.nothing)
         job.result()
         phases.append(pools.phases_of(job, time.time()))
     calls = profiling.hot_spots(lambda: [_job_s(options) for _ in range(300)])
@@ -82,6 +82,6 @@ def _throughput() -> Measured:
 
 def _many_s(options: Any) -> float:
     began = time.perf_counter()
-    for job in [options.submit(pools.nothing) for _ in range(JOBS)]:
+    for job in [options.submit(work.nothing) for _ in range(JOBS)]:
         job.result()
     return time.perf_counter() - began

@@ -1,0 +1,210 @@
+"""Failure promises, seen by the submitter: nodes that die or are drained.
+
+``Cluster`` runs several raylets on this machine, each as a node of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
+
+import firepool_ray as fp
+from firepool_ray.config import PoolConfig
+from firepool_ray.errors import WorkerLost
+from firepool_ray.runtime import pool as pools
+from tests import jobs
+from tests.conftest import PATIENCE_S, eventually, eventually_none, is_gone, processes_of
+
+SETTINGS = {
+    # Lanes lie on the nodes with seats only, never beside the controller.
+    "profiles": {"pod": {"cpus": 0.5, "resources": {"seat": 1}, "max_lanes": 2}},
+    "window_s": 0.5,
+}
+
+
+class Pods:
+    """A head with the controller, and pods that come and go."""
+
+    def __init__(self, folder: str) -> None:
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 2,
+                "temp_dir": folder,
+                "include_dashboard": False,
+                "object_store_memory": 200_000_000,
+            },
+        )
+
+    def add(self) -> Any:
+        return self.cluster.add_node(
+            num_cpus=1, resources={"seat": 1}, object_store_memory=100_000_000
+        )
+
+    def kill(self, pod: Any) -> None:
+        """As if the machine were switched off: nothing on it gets to say goodbye."""
+        self.cluster.remove_node(pod, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def pods() -> Iterator[Pods]:
+    folder = tempfile.mkdtemp(prefix="fp")
+    made = Pods(folder)
+    ray.init(
+        address=made.cluster.address,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        made.cluster.shutdown()
+        left = eventually_none(lambda: processes_of(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+        assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def pool(pods: Pods) -> Iterator[Any]:
+    pods.add()
+    pods.add()
+    eventually(lambda: ray.cluster_resources().get("seat", 0) >= 2)
+    config = PoolConfig.from_dict(SETTINGS)
+    handle = pools.start_pool(config)
+    try:
+        yield handle
+    finally:
+        fp.shutdown()
+        pools.stop_pool(handle)
+        for pod in list(pods.cluster.worker_nodes):
+            pods.kill(pod)
+
+
+def pod_of(pods: Pods, node_id: str) -> Any:
+    return next(pod for pod in pods.cluster.worker_nodes if pod.node_id == node_id)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def lanes_on(node_id: str) -> list[str]:
+    """Names of placement groups that Ray still knows there, reserved or waiting for a place."""
+    return [
+        row["name"]
+        for row in placement_group_table().values()
+        if row["state"] != "REMOVED" and node_id in row["bundles_to_node_id"].values()
+    ]
+
+
+def test_a_node_that_dies_loses_its_jobs_and_nothing_else(
+    pods: Pods, pool: Any, tmp_path: Path
+) -> None:
+    doomed = fp.options(caller="a").submit(jobs.mark_and_sleep, str(tmp_path / "doomed"), 600)
+    eventually(lambda: lines(tmp_path / "doomed"))
+    safe = fp.options(caller="b").submit(jobs.mark_and_sleep, str(tmp_path / "safe"), 6.0)
+    eventually(lambda: lines(tmp_path / "safe"))
+    node, other = doomed.info().node, safe.info().node
+    assert node != other
+
+    pods.kill(pod_of(pods, node))
+    with pytest.raises(WorkerLost):
+        doomed.result(timeout_s=PATIENCE_S)
+    eventually(lambda: not lanes_on(node))
+    assert safe.result(timeout_s=PATIENCE_S) == int(lines(tmp_path / "safe")[0])
+    assert is_gone(int(lines(tmp_path / "doomed")[0]))
+    moved = fp.options(caller="a").submit(jobs.pid)
+    assert moved.result(timeout_s=PATIENCE_S) > 0
+    assert moved.info().node == other
+    assert node not in [lane["node"] for lane in fp.status()["lanes"]]
+
+    pods.add()
+    first = fp.options(caller="a").submit(jobs.mark_and_sleep, str(tmp_path / "first"), 600)
+    second = fp.options(caller="b").submit(jobs.mark_and_sleep, str(tmp_path / "second"), 600)
+    eventually(lambda: lines(tmp_path / "first") and lines(tmp_path / "second"))
+    assert first.info().node != second.info().node, "the lost lane was not built anew"
+    first.cancel()
+    second.cancel()
+
+
+def test_a_retried_job_of_a_dead_node_runs_again_elsewhere(
+    pods: Pods, pool: Any, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    job = fp.options(max_retries=1).submit(jobs.mark_and_sleep, str(marks), 8.0)
+    eventually(lambda: lines(marks))
+    node = job.info().node
+    pods.kill(pod_of(pods, node))
+    assert job.result(timeout_s=2 * PATIENCE_S) == int(lines(marks)[1])
+    assert job.info().node != node
+
+
+def test_a_value_that_is_lost_with_its_node_is_a_clear_error(
+    pods: Pods, pool: Any, tmp_path: Path
+) -> None:
+    """As an argument (Ray's own error) and as a result (``WorkerLost``)."""
+    big = fp.submit(bytes, 1_000_000)
+    eventually(big.done)
+    node = big.info().node
+    pods.kill(pod_of(pods, node))
+    with pytest.raises(WorkerLost):
+        big.result(timeout_s=PATIENCE_S)
+    user = fp.submit(jobs.accept, big.ref)
+    error = user.exception(timeout_s=PATIENCE_S)
+    assert isinstance(error, (ray.exceptions.ObjectLostError, ray.exceptions.RayActorError))
+    assert fp.submit(jobs.pid).result(timeout_s=PATIENCE_S) > 0
+
+
+def test_a_draining_node_finishes_its_jobs_and_takes_no_more(
+    pods: Pods, pool: Any, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    running = fp.options(caller="a").submit(jobs.mark_and_sleep, str(started), 5.0)
+    eventually(lambda: lines(started))
+    node = running.info().node
+    _drain(node, deadline_s=120.0)
+    eventually(lambda: node in _draining())
+    eventually(lambda: all(lane["node"] != node or _leaves(lane) for lane in fp.status()["lanes"]))
+    meanwhile = fp.options(caller="a").submit(jobs.pid)
+    assert meanwhile.result(timeout_s=PATIENCE_S) > 0
+    assert meanwhile.info().node != node
+    assert not running.done(), "nothing came in place of the node while its job was running"
+    assert running.result(timeout_s=PATIENCE_S) == int(lines(started)[0])
+    eventually(lambda: not lanes_on(node))
+    eventually(lambda: is_gone(int(lines(started)[0])))
+
+
+def _leaves(lane: dict[str, Any]) -> bool:
+    return lane["state"] == "retiring" or bool(lane.get("draining"))
+
+
+def _draining() -> set[str]:
+    from firepool_ray.runtime.inspection import draining_nodes
+
+    return draining_nodes()
+
+
+def _drain(node: str, deadline_s: float) -> None:
+    """What a cluster autoscaler does before a pod is preempted."""
+    from ray._raylet import GcsClient
+    from ray.core.generated import autoscaler_pb2
+
+    client = GcsClient(address=ray.get_runtime_context().gcs_address)
+    accepted, why = client.drain_node(
+        node,
+        autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
+        "preempted by the test",
+        int((time.time() + deadline_s) * 1000),
+    )
+    assert accepted, why
