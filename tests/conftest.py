@@ -6,6 +6,7 @@ fixture that made it. Tests that start Ray share one cluster per module.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -93,6 +94,21 @@ def output_of(process: subprocess.Popen[str], timeout_s: float = 3 * PATIENCE_S)
     return out
 
 
+#: Environment of a process that does not get one reply in five of its calls to actors.
+LOSES_REPLIES = {
+    "RAY_testing_rpc_failure": json.dumps(
+        {
+            "CoreWorkerService.grpc_client.PushTask": {
+                "num_failures": -1,
+                "req_failure_prob": 0,
+                "resp_failure_prob": 20,
+                "in_flight_failure_prob": 0,
+            }
+        }
+    )
+}
+
+
 @contextmanager
 def pool_of(settings: dict[str, Any], *, num_cpus: int = 4, num_gpus: int = 2) -> Iterator[Any]:
     """A pool with these settings on a Ray of its own; yields its controller's handle."""
@@ -101,6 +117,7 @@ def pool_of(settings: dict[str, Any], *, num_cpus: int = 4, num_gpus: int = 2) -
 
     with local_ray(num_cpus=num_cpus, num_gpus=num_gpus):
         handle = pool.start_pool(PoolConfig.from_dict(settings))
+        fp.start()  # an earlier test of this process may have shut its pool down
         try:
             yield handle
         finally:

@@ -30,6 +30,14 @@ def mark_and_sleep(path: str, seconds: float) -> int:
     return os.getpid()
 
 
+def mark_and_wait(path: str, go: str) -> int:
+    """Says that it has started, and where; ends when ``go`` exists."""
+    mark(path, str(os.getpid()))
+    while not os.path.exists(go):
+        time.sleep(0.01)
+    return os.getpid()
+
+
 def mark_and_hang(path: str) -> None:
     """Lets nothing stop it but its end as a process."""
     mark(path, str(os.getpid()))

@@ -77,9 +77,12 @@ def capture(
     ref_types: tuple[type, ...],
     object_ref: type,
     put: Callable[[Any], Any],
+    job_behind: Callable[[Any], Any],
 ) -> Capture:
     """Pickle a call. ``put`` stores big arguments; ``object_ref`` is resolved at the top level.
 
+    ``job_behind`` tells the unfinished job that a reference belongs to, or None: such a job may
+    still get another reference, when its reply is lost or it is retried.
     Raises ``NotPicklable`` and ``UsageError``.
     """
     if not callable(fn):
@@ -95,7 +98,7 @@ def capture(
         if len(data) <= INLINE_BYTES:
             return Capture(function, data, (), [], [], [])
         return Capture(function, None, (), [put((data, [], []))], [], [])
-    return _capture_any(function, args, kwargs, ref_types, object_ref, put)
+    return _capture_any(function, args, kwargs, ref_types, object_ref, put, job_behind)
 
 
 def _capture_any(
@@ -105,15 +108,18 @@ def _capture_any(
     ref_types: tuple[type, ...],
     object_ref: type,
     put: Callable[[Any], Any],
+    job_behind: Callable[[Any], Any],
 ) -> Capture:
     refs: list[Any] = []
     deps: list[tuple[int, Job]] = []
 
     def slot(arg: Any) -> Any:
+        if isinstance(arg, object_ref):
+            arg = job_behind(arg) or arg
+        elif not isinstance(arg, Job):
+            return arg
         if isinstance(arg, Job):
             deps.append((len(refs), arg))
-        elif not isinstance(arg, object_ref):
-            return arg
         refs.append(arg)
         return RefSlot(len(refs) - 1)
 

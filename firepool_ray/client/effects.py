@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from firepool_ray.client.clock import Clock
+from firepool_ray.client.ears import Ears
 from firepool_ray.client.endings import outcome_of
 from firepool_ray.client.job import Job, Outcome
 from firepool_ray.client.poller import Poller
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 #: A warden that restarts answers again within 2 s; on a node that is gone none ever will.
 _SETTLE_TRIES = 10
 _SETTLE_PAUSE_S = 0.5
+#: A reply that is lost again and again on its way from a living worker is given up.
+_REPLAY_TRIES = 10
 #: Functions remembered as sent per lease; forgetting one costs one more sending.
 _SENT_KEPT = 200
 #: A pool that ``down`` ended is not coming back; one that is being restarted is, within this.
@@ -61,11 +64,13 @@ class Effects:
         code: Callable[[], tuple[str, bytes]],
     ) -> None:
         self.jobs: dict[str, Job] = {}  #: until they end: a dropped job still runs
+        self.given: dict[Any, Job] = {}  #: unfinished jobs by the references users have of them
         self._client = client
         self._transport = transport
         self._post = post
         self._clock = clock
         self._code = code
+        self.ears = Ears(transport, clock)
         self._links: dict[LeaseId, Link] = {}
         self._served: dict[str, Counts] = {}
         self._about: dict[str, Any] | None = None
@@ -93,7 +98,7 @@ class Effects:
         link = self._links.get(lease)
         capture = job._capture if job is not None else None
         if job is None or link is None or capture is None:
-            self._lose(action.job, lease, "it could not be sent")
+            self.lose(action.job, lease, "it could not be sent")
             return
         trail, address, fn = job._trail, link.address, capture.fn
         code_key, code = self._code()
@@ -117,21 +122,28 @@ class Effects:
             capture.buffers,
         )
 
+        ticket = [True]  # one reply counts, and none after the call was given up
+        job._call = ticket
+
         def on_reply(reply: Any, error: BaseException | None) -> None:
+            try:
+                ticket.pop()
+            except IndexError:
+                return
             self._take_reply(job, lease, reply, error)
 
         try:
-            ref = self._transport.run(
+            header, value = self._transport.run(
                 link,
                 lease.fence,
                 call,
                 capture.refs,
                 capture.nested,
                 f"{job.name}[{trail.caller}]{action.source}",
-                on_reply,
             )
+            self.ears.add(job, header, on_reply)
         except CallFailed as error:
-            self._lose(job.id, lease, str(error))
+            self.lose(job.id, lease, str(error))
             return
         if send_fn:
             if len(link.functions) >= _SENT_KEPT:
@@ -139,12 +151,14 @@ class Effects:
             link.functions.add(fn.key)
         if send_code:
             link.codes.add(code_key)
-        job._dispatch(ref)
+        job._dispatch(value)
 
-    def _lose(self, job_id: str, lease: LeaseId, why: str) -> None:
+    def lose(self, job_id: str, lease: LeaseId, why: str) -> None:
+        """Give a call up. Should its reply come after all, it is not heard."""
         job = self.jobs.get(job_id)
         if job is not None:
             job._trail.loss = why
+            job._call.clear()
         self._post(ReplyLost(time.monotonic(), job_id, lease))
 
     def _take_reply(
@@ -157,7 +171,7 @@ class Effects:
             job._pending = Outcome("bad_argument", error=self._transport.cause_of(error))
             self._post(JobAnswered(time.monotonic(), job.id, lease, "ended", "idle"))
         else:
-            self._lose(job.id, lease, self._transport.first_line(error))
+            self.lose(job.id, lease, self._transport.first_line(error))
 
     def _take_header(self, job: Job, lease: LeaseId, header: Header) -> None:
         outcome = header.outcome
@@ -185,6 +199,8 @@ class Effects:
         if job is not None:
             if job._scope is not None:
                 job._scope.discard(job.id)
+            for ref in job._given:
+                self.given.pop(ref, None)
             outcome = outcome_of(job, action)
             if outcome.has_failed and job._ref is not None:
                 self._transport.hush(job._ref)
@@ -237,13 +253,17 @@ class Effects:
         else:
             self._try(lambda: self._transport.settle(link, lease.fence, job, answered), unknown)
 
-    def _replay(self, action: ReplayJob) -> None:
+    def _replay(self, action: ReplayJob, tries: int = 1) -> None:
         job, link = self.jobs.get(action.job), self._links.get(action.lease)
 
         def failed() -> None:
             self._post(ReplayFailed(time.monotonic(), action.job, action.lease))
 
         def answered(reply: Any, error: BaseException | None) -> None:
+            lost = error is not None and self._transport.may_answer_yet(error)
+            if lost and tries < _REPLAY_TRIES:
+                self._clock.call_later(_SETTLE_PAUSE_S, lambda: self._replay(action, tries + 1))
+                return
             header = None if error is not None else self._transport.header_of(reply)
             if job is None or header is None or header.outcome == "refused":
                 failed()

@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from firepool_ray.client.clock import Clock
 from firepool_ray.client.effects import Effects
@@ -38,7 +38,6 @@ from firepool_ray.core.pump_events import (
     PumpAction,
     PumpEvent,
     PumpWoke,
-    ReplyLost,
 )
 from firepool_ray.errors import IllegalTransition
 
@@ -82,8 +81,17 @@ class Engine:
 
     def submit(self, job: Job, event: JobSubmitted) -> None:
         """Hand a job over. Afterwards it has an outcome, whatever happens."""
-        self._effects.jobs[job.id] = job
-        self._run(event)
+        ears = self._effects.ears
+        try:
+            if ears.unheard:
+                ears.listen_all()
+            self._effects.jobs[job.id] = job
+            self._run(event)
+            job._fresh = False
+        except BaseException:
+            job._fresh = False
+            self.clock.call_soon(lambda: self._disown(job.id))
+            raise
 
     def ready(self, job: Job) -> None:
         self.post(JobReady(time.monotonic(), job.id))
@@ -94,7 +102,18 @@ class Engine:
         self.post(JobAborted(time.monotonic(), job.id))
 
     def cancel(self, job: Job) -> None:
+        self.listen(job)
         self._run(CancelRequested(time.monotonic(), job.id))
+
+    def listen(self, job: Job) -> None:
+        """See to it that the end of a job is noticed even if nobody waits for it."""
+        if self._effects.ears.unheard:
+            self._effects.ears.listen(job.id)
+
+    def take(self, job: Job, timeout_s: float | None) -> bool:
+        """Wait a moment for a reply that nobody listens to yet; True if it came."""
+        ears = self._effects.ears
+        return bool(ears.unheard) and ears.take(job.id, timeout_s)
 
     def post(self, event: PumpEvent) -> None:
         """Like ``_run``, for callers that can do nothing about an illegal event."""
@@ -109,6 +128,17 @@ class Engine:
 
     def place_of(self, job: str) -> str:
         return self._pump.place_of(job)
+
+    def give(self, job: Job, ref: Any) -> None:
+        """A user has got this reference of the job: whoever submits with it means the job."""
+        job._given = (*job._given, ref)
+        self._effects.given[ref] = job
+        if job._outcome is not None:  # it ended meanwhile, perhaps before this was known
+            self._effects.given.pop(ref, None)
+
+    def job_behind(self, ref: Any) -> Job | None:
+        """The unfinished job of this process that the reference belongs to, or None."""
+        return self._effects.given.get(ref)
 
     def counts(self) -> dict[str, int]:
         return self._pump.counts()
@@ -177,10 +207,14 @@ class Engine:
         if rest and isinstance(rest[0], DispatchJob):
             broken = rest.pop(0)
             assert isinstance(broken, DispatchJob)
-            self.post(ReplyLost(time.monotonic(), broken.job, broken.lease))
+            self._effects.lose(broken.job, broken.lease, "its sending was broken off")
         self._perform_again(rest)
-        if isinstance(turn.event, JobSubmitted):  # nobody got to know this job
-            self.post(CancelRequested(time.monotonic(), turn.event.job))
+
+    def _disown(self, job: str) -> None:
+        """A submit that raised: nobody got to know this job."""
+        self.post(CancelRequested(time.monotonic(), job))
+        if self.place_of(job) == "ended":
+            self._effects.jobs.pop(job, None)
 
     def _mend_now(self) -> None:
         actions: list[PumpAction] = []
@@ -193,9 +227,7 @@ class Engine:
         """Under the lock: make the pump whole. A submit that broke off never happened."""
         actions = self._pump.recover(time.monotonic(), event)
         self._torn = None
-        if isinstance(event, JobSubmitted):
-            self._effects.jobs.pop(event.job, None)
-        else:
+        if not isinstance(event, JobSubmitted):
             self._inbox.append(event)
             self.clock.call_soon(self._drain_inbox)
         return actions

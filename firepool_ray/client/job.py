@@ -155,10 +155,12 @@ class Job:
 
     __slots__ = (
         "__weakref__",
+        "_call",
         "_callbacks",
         "_capture",
         "_dispatched",
         "_engine",
+        "_given",
         "_outcome",
         "_pending",
         "_ref",
@@ -186,6 +188,8 @@ class Job:
         self.timeout_s = timeout_s
         self._engine = engine
         self._capture = capture
+        self._call: list[bool] = []  #: not empty while the reply of its call counts
+        self._fresh = True  #: until ``submit`` has returned
         self._trail = trail
         self._scope: Any = None
         self._ref: Any = None
@@ -193,6 +197,7 @@ class Job:
         self._pending: Outcome | None = None  #: what the pump's verdict will make its outcome
         self._callbacks: list[Callable[[], None]] = []  #: to be called when it ends
         self._dispatched: list[Callable[[], None]] = []  #: or when it is dispatched
+        self._given: tuple[Any, ...] = ()  #: references that its user got before it ended
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.name} {self._state()}>"
@@ -225,6 +230,7 @@ class Job:
 
     def done(self) -> bool:
         """Whether it has ended, in whatever way."""
+        self._listen()
         return self._outcome is not None
 
     def cancel(self) -> bool:
@@ -254,10 +260,14 @@ class Job:
         if self._ref is None:
             assert self._outcome is not None
             raise self._outcome.error() or AssertionError("a job without a reference has failed")
-        return self._ref
+        ref = self._ref
+        if self._outcome is None and self._engine is not None and ref not in self._given:
+            self._engine.give(self, ref)
+        return ref
 
     def info(self) -> JobInfo:
         """A snapshot of where the job is and where its time went."""
+        self._listen()
         trail, header = self._trail, self._trail.header
         return JobInfo(
             self.id,
@@ -320,6 +330,10 @@ class Job:
             return "ended"
         return self._engine.place_of(self.id) if self._engine is not None else "running"
 
+    def _listen(self) -> None:
+        if self._outcome is None and self._engine is not None:
+            self._engine.listen(self)
+
     def _wait(self, timeout_s: float | None) -> None:
         assert self._engine is not None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -328,6 +342,8 @@ class Job:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise TimeoutError(f"{self!r} has not ended within {timeout_s} s; it goes on")
+            if self._engine.take(self, left_s):
+                continue
             if scopes is not None:
                 scopes.wait(self, left_s)
             else:
@@ -344,6 +360,7 @@ class Job:
             self._remove_callback(asleep.release)
 
     def _add_callback(self, callback: Callable[[], None]) -> None:
+        self._listen()
         self._callbacks.append(callback)
         if self._outcome is not None:
             _call_each(self._callbacks)

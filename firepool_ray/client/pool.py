@@ -79,6 +79,7 @@ class Client:
             self.transport.ref_types,
             self.transport.object_ref,
             self.transport.put,
+            self._engine.job_behind,
         )
         key = job_class.key
         job = Job(

@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ from firepool_ray.runtime.protocol import (
 
 #: What a client asks of a living controller is answered within this.
 ANSWER_S = 30.0
+_ASK_AGAIN_S = 0.2
 #: Prepared calls kept per lease, one for each name a task can have.
 _CALLS_KEPT = 64
 
@@ -87,7 +89,7 @@ def connect(config: PoolConfig | None = None) -> Connection:
                 ray.init(logging_level=logging.WARNING)
             started_pool = pools.find_pool() is None
             controller = pools.start_pool(config, embedded=True)
-        spec = ray.get(controller.spec.remote(), timeout=ANSWER_S)
+        spec = _settings_of(controller)
     except (RayError, GetTimeoutError, ConnectionError) as error:
         raise PoolUnavailable(
             f"the pool cannot be reached ({type(error).__name__}: {error}); is the Ray cluster up? "
@@ -95,6 +97,19 @@ def connect(config: PoolConfig | None = None) -> Connection:
         ) from error
     parsed = PoolConfig.from_dict(spec, "the pool's settings")
     return Connection(Transport(controller), parsed, started_pool, started_ray)
+
+
+def _settings_of(controller: Any) -> dict[str, Any]:
+    """Asks again where the answer is lost on its way."""
+    deadline = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            spec: dict[str, Any] = ray.get(controller.spec.remote(), timeout=ANSWER_S)
+            return spec
+        except ActorUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_ASK_AGAIN_S)
 
 
 def disconnect(connection: Connection) -> None:
@@ -221,19 +236,37 @@ class Transport:
         refs: Sequence[Any],
         nested: list[Any],
         name: str,
-        on_reply: OnReply,
-    ) -> Any:
-        """Send a job; returns the reference of its value."""
+    ) -> tuple[Any, Any]:
+        """Send a job; returns the references of its header and of its value.
+
+        Somebody must ``listen`` to the header, or ``take`` it. Raises ``CallFailed``.
+        """
         try:
             method = link.call(name)
             if nested:
                 header, value = method.remote(pack_call(fence, call, True), *refs, nested)
             else:
                 header, value = method.remote(pack_call(fence, call), *refs)
-            self._notify(header, on_reply)
         except _UNSENT as error:
             raise CallFailed(self.first_line(error)) from error
-        return value
+        return header, value
+
+    def listen(self, header: Any, on_reply: OnReply) -> None:
+        """Have ``on_reply`` called on Ray's thread once the reply is there."""
+        with _sending():
+            self._notify(header, on_reply)
+
+    def take(self, header: Any, timeout_s: float, on_reply: OnReply) -> bool:
+        """Wait for the reply here, which saves a change of threads; False if it does not come."""
+        try:
+            reply = ray.get(header, timeout=timeout_s)
+        except GetTimeoutError:
+            return False
+        except RayError as error:
+            on_reply(None, error)
+        else:
+            on_reply(reply, None)
+        return True
 
     def hush(self, ref: Any) -> None:
         """Take note of a failed job's value, else Ray prints it as an error nobody looked at."""
@@ -271,7 +304,7 @@ class Transport:
         """Answers None where the warden cannot be reached, and whether asking again may help."""
 
         def done(answer: Any, error: BaseException | None) -> None:
-            on_answer(answer, error is None or isinstance(error, ActorUnavailableError))
+            on_answer(answer, error is None or self.may_answer_yet(error))
 
         with _sending():
             ref = link.address.warden.settle.remote(link.address.worker, fence, job)
@@ -364,6 +397,11 @@ class Transport:
         return isinstance(error, RayTaskError) or (
             isinstance(error, RayError) and not isinstance(error, (RayActorError, RaySystemError))
         )
+
+    @staticmethod
+    def may_answer_yet(error: BaseException) -> bool:
+        """Whether the actor lives, as far as is known: only the call or its reply was lost."""
+        return isinstance(error, ActorUnavailableError)
 
     @staticmethod
     def cause_of(error: BaseException) -> BaseException:

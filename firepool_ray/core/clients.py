@@ -123,7 +123,7 @@ def _withdraw(pool: Pool, client: Client, entry: Entry) -> None:
     """The client wants nothing of this class; what is on its way to it still comes."""
     if entry.count:
         entry.count = 0
-        entry.urgent = False
+        entry.urgent_at = None
         queueing.refresh(pool, entry)
     if not entry.pending:
         del client.entries[entry.job_class]

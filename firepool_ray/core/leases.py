@@ -53,7 +53,7 @@ def promote(pool: Pool, worker: Worker, claim: Claim, at: float) -> None:
 def cover(pool: Pool, entry: Entry) -> None:
     """One worker more is on its way to the entry (I4)."""
     entry.pending += 1
-    entry.urgent = False
+    entry.urgent_at = None
     queueing.refresh(pool, entry)
 
 

@@ -43,6 +43,12 @@ MAX_REDELIVERIES = 10
 STOP_RETRY_S = 0.05  #: first pause before a cancel that found no job is sent again; doubles
 SETTLE_POLL_S = 0.2  #: first pause between questions about a job that still runs; doubles
 RETRY_MAX_S = 2.0
+#: How a job ends whose worker was killed for it, by the warden's reason.
+_STOPPED: dict[str, EndCause] = {
+    "cancelled": "cancelled",
+    "client_lost": "cancelled",
+    "timeout": "timeout",
+}
 
 
 class Alarms:
@@ -211,6 +217,7 @@ class JobDesk:
             self.alarms.set(job, event.at + job.settle_delay_s)
         elif event.started and event.alive:
             job.state = self._move_to(job, "poll")
+            job.stopped = event.stopped
             self.actions.append(ReplayJob(job.id, lease.id))
         elif event.started is False:
             self._hand_back(job, lease, event.at)
@@ -222,7 +229,8 @@ class JobDesk:
     def on_replay_failed(self, event: ReplayFailed) -> None:
         job, lease = self._sought(event.job, event.lease)
         if job is not None and lease is not None:
-            self._lose(job, lease, True, "lost", event.at)
+            # The worker may have died between the warden's answer and the replay.
+            self._lose(job, lease, True, _STOPPED.get(job.stopped, "lost"), event.at)
 
     def _lose(
         self, job: Job, lease: Lease, started: bool | None, cause: EndCause, at: float
@@ -370,12 +378,10 @@ class JobDesk:
 
 def _verdict(job: Job, event: JobSettled) -> EndCause:
     """Why a worker that died in a job did so: by our own hand, or lost."""
-    if event.stopped in ("cancelled", "client_lost"):
-        return "cancelled"
     ran_s = event.at - job.dispatched_at
-    if event.stopped == "timeout" or (event.started and 0 < job.timeout_s <= ran_s):
+    if not event.stopped and event.started and 0 < job.timeout_s <= ran_s:
         return "timeout"
-    return "lost"
+    return _STOPPED.get(event.stopped, "lost")
 
 
 def _illegal(message: str) -> NoReturn:

@@ -56,6 +56,7 @@ class Job:
         "settle_delay_s",
         "state",
         "stop_delay_s",
+        "stopped",
         "timeout_s",
     )
 
@@ -86,6 +87,7 @@ class Job:
         self.resent = False  #: sent again with its code on this lease
         self.stop_delay_s = 0.0
         self.settle_delay_s = 0.0
+        self.stopped = ""  #: why its worker is being killed, as far as the warden has said
 
 
 class Lease:

@@ -25,13 +25,14 @@ def queue_of(pool: Pool, entry: Entry) -> Queue:
     return pool.queues[entry.job_class.key.caller.queue]
 
 
-#: Urgent entries stand before all others, among themselves in the usual order.
+#: Urgent entries stand before all others, whoever became so first before the rest.
 URGENT_S = 1e9
 
 
 def order_key(pool: Pool, entry: Entry) -> float:
-    key = entry.oldest_at - entry.job_class.priority * pool.spec.window_s
-    return key - URGENT_S if entry.urgent else key
+    if entry.urgent_at is not None:
+        return entry.urgent_at - URGENT_S
+    return entry.oldest_at - entry.job_class.priority * pool.spec.window_s
 
 
 def refresh(pool: Pool, entry: Entry) -> None:

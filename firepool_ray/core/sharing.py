@@ -43,7 +43,7 @@ def relieve(pool: Pool, profile: Profile, at: float) -> None:
                 e.number,
             )
         )
-        _serve_first_those_without(pool, overdue)
+        _serve_first_those_without(pool, overdue, at)
         busy = _busy_by_caller(pool, profile.lanes.values())
         for entry in overdue:
             under_way = profile.recycling + len(profile.coming) + profile.growing
@@ -55,15 +55,16 @@ def relieve(pool: Pool, profile: Profile, at: float) -> None:
     pool.agenda.set_earlier(("place", profile.spec.name), profile.relieve_after)
 
 
-def _serve_first_those_without(pool: Pool, overdue: list[Entry]) -> None:
+def _serve_first_those_without(pool: Pool, overdue: list[Entry], at: float) -> None:
     """A caller that holds nothing goes before a backlog that others have had for longer.
 
     It is worth one worker: the first one on its way to the entry ends its urgency.
     """
     for entry in overdue:
         caller = pool.callers.get(entry.job_class.key.caller)
-        if not entry.urgent and not entry.pending and (caller is None or caller.held <= EPSILON):
-            entry.urgent = True
+        without = not entry.pending and (caller is None or caller.held <= EPSILON)
+        if without and entry.urgent_at is None:
+            entry.urgent_at = at
             queueing.refresh(pool, entry)
 
 

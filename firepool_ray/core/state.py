@@ -139,8 +139,8 @@ class Entry:
     drain_s: float = 0.0
     #: promotions, moves and unacknowledged grants on their way: they cover that much of count
     pending: int = 0
-    #: waited past the window for a caller that holds nothing: before all others, see ``sharing``
-    urgent: bool = False
+    #: since when it is before all others: its caller waited past the window and holds nothing
+    urgent_at: float | None = None
 
     @property
     def unmet(self) -> int:

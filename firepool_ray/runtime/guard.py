@@ -37,7 +37,8 @@ class Guard:
 
     def __init__(self, word: WordFile) -> None:
         self._word = word
-        self._armed = ""
+        self._armed = ""  #: the job that a first stop signal may break off
+        self._running = ""  #: the job whose code is on the stack; a second signal may break it off
         #: The current job was told to stop. Whatever its code made of that, it is cancelled.
         self.stopped = False
 
@@ -48,26 +49,35 @@ class Guard:
             signal.signal(number, self._on_timer)
 
     def new_job(self) -> None:
+        self._running = ""
         self.stopped = False
 
     def call(self, job: str, fn: Callable[..., T], *args: object) -> T:
         """``fn(*args)``, broken off by ``JobStopped`` when the job is to stop.
 
         May raise ``JobStopped`` even after ``fn`` has returned, never after this has returned:
-        the handler disarms itself before it raises, so it raises once at most.
+        the handler disarms itself before it raises. It raises again, for code that swallowed the
+        first one (in a ``__del__``, say), only while a frame above this one is interrupted.
         """
         try:
-            self._armed = job
+            self._running = self._armed = job
             if self._word.read().cancel == job:  # marked before there was anything to break off
                 self._stop()
             return fn(*args)
         finally:
+            self._running = ""
             self._armed = ""
 
-    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_stop(self, _number: int, frame: FrameType | None) -> None:
+        here = frame is None or frame.f_code is Guard.call.__code__
         job = self._armed
-        if job and self._word.read().cancel == job:
-            self._stop()
+        if job:
+            if self._word.read().cancel == job:
+                if here:
+                    self._running = ""
+                self._stop()
+        elif self._running and self.stopped and not here:
+            raise JobStopped
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._armed:

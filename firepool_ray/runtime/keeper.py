@@ -271,12 +271,16 @@ class Keeper:
             runs = word.state in leasing.RUNNING and word.job == job and word.cancel == job
             return leasing.revoked(word, time.monotonic()) if runs else None
 
-        await asyncio.sleep(grace_s)
+        await asyncio.sleep(grace_s / 2)
+        word = ward.word()
+        if word.job == job and word.cancel == job and word.state in leasing.RUNNING:
+            ward.signal(STOP_SIGNAL)  # the first may have been swallowed, by a __del__ for one
+        await asyncio.sleep(grace_s / 2)
         try:
-            word = await ward.change(give_up, 1.0)
+            left = await ward.change(give_up, 1.0)
         except WordStuck:
-            word = ward.word()
-        if word is not None and not ward.exited:
+            left = ward.word()
+        if left is not None and not ward.exited:
             await self.kill(ward, f"its job {job} did not stop within {grace_s:g} s ({reason})")
 
     async def kill(self, ward: Ward, why: str) -> None:

@@ -33,7 +33,7 @@ class Process(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Dead, though its parent may not have collected it yet."""
+        """Its main thread is dead. Others may still live: only a ``Handle`` knows for sure."""
         return self.state in _ENDED_STATES
 
 
@@ -64,8 +64,12 @@ def start_of(pid: int) -> int:
 
 
 def is_alive(pid: int, start: int) -> bool:
-    process = look(pid)
-    return process is not None and process.start == start and not process.ended
+    handle = Handle.open(pid, start)
+    if handle is None:
+        return False
+    alive = not handle.ended()
+    handle.close()
+    return alive
 
 
 def table() -> dict[int, Process]:
@@ -161,22 +165,23 @@ def freeze_tree(root: Process, known: Collection[tuple[int, int]] = ()) -> list[
     A stopped process starts no children, so the walk is repeated until it finds nobody new.
     ``known`` are (pid, start) of former descendants that may have been adopted elsewhere.
     """
-    stopped: dict[tuple[int, int], Process] = {}
+    seen: set[tuple[int, int]] = set()
+    stopped: list[Process] = []
     while True:
         now = table()
         members = [p for p in now.values() if (p.pid, p.start) in known]
         if (top := now.get(root.pid)) is not None and top.start == root.start:
             members.insert(0, top)
         members += [d for m in list(members) for d in descendants(m.pid, now)]
-        new = {
-            (p.pid, p.start): p for p in members if not p.ended and (p.pid, p.start) not in stopped
-        }
+        new = {(p.pid, p.start): p for p in members if (p.pid, p.start) not in seen}
         if not new:
-            return list(stopped.values())
+            return stopped
+        seen.update(new)
         with _handles(new.values()) as handles:
             for handle in handles:
-                handle.signal(signal.SIGSTOP)
-        stopped.update(new)
+                if not handle.ended():
+                    handle.signal(signal.SIGSTOP)
+                    stopped.append(new[handle.pid, handle.start])
 
 
 def kill_all(processes: Iterable[Process], wait_s: float) -> list[Process]:

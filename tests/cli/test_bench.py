@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -99,3 +101,17 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert profiling.percentile([3.0, 1.0, 2.0], 50) == 2.0
     assert profiling.percentile(range(100), 99) == 99
     assert profiling.phases([{"a": 0.001, "b": 0.002}]) == "median ms by phase: a 1.000, b 2.000"
+
+
+def test_cpu_is_put_down_to_what_runs_and_not_to_what_waits() -> None:
+    def spin() -> None:
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            sum(range(1000))
+
+    waiter = threading.Thread(target=time.sleep, args=(0.3,))
+    waiter.start()
+    found = profiling.cpu_by_function(spin)
+    waiter.join()
+    first, *others = found.partition(": ")[2].split(", ")
+    assert ":spin " in first and len(others) < 3, found

@@ -14,7 +14,7 @@ from firepool_ray.core.actions import (
     StartWorker,
 )
 from firepool_ray.core.model import Fence, LeaseId, QueueSpec
-from tests.core.desk import ALICE, BOB, CAROL, Desk, granted, pool, profile, ready, want
+from tests.core.desk import BOB, CAROL, Desk, granted, pool, profile, ready, want
 
 
 def test_a_ready_standby_is_promoted_and_granted_once_it_acknowledged() -> None:

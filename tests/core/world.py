@@ -172,12 +172,23 @@ class World:
         """A new controller takes over: wardens refuse the older one from here on."""
         self.epoch += 1
         self.machine = Machine(self.spec, self.epoch)
+        self.excess = {}
         self.wake_at = float("inf")
         for client in self.clients.values():
             box = self.boxes.get(client.name)
             if box is not None and box.parked is not None:
                 self.fail_sync(client, box.parked)
         self.boxes.clear()
+        if self.epoch == 1:
+            self.adopt()
+            return
+        epoch = self.epoch
+        self.later(
+            self.random.uniform(0.0, 1.0), lambda: self.adopt() if self.epoch == epoch else None
+        )
+
+    def adopt(self) -> None:
+        """What stands is told to the new controller; clients may have spoken to it before."""
         for ground in list(self.grounds.values()):
             if not ground.ready:  # still pending: removed
                 del self.grounds[ground.lane]
@@ -189,9 +200,6 @@ class World:
             name = f"lanes of {ground.profile}"
             counts[name] = counts.get(name, 0) + 1
             self.feed(ev.LaneAdopted(self.now, ground.lane, ground.profile, ground.node))
-        early = [c for c in self.clients.values() if c.alive and self.random.random() < 0.3]
-        for client in early:
-            client.pump  # noqa: B018  (their syncs may arrive at any time; see ``sync``)
         for word in list(self.words.values()):
             if not word.alive or word.state == "starting":
                 self.kill(word)
@@ -309,7 +317,7 @@ class World:
 
         self.later(known.inbox_at - self.now, arrive)
 
-    def do_StartWorker(self, word: Word, action: do.StartWorker) -> None:  # noqa: N802
+    def do_StartWorker(self, word: Word, action: do.StartWorker) -> None:
         def started() -> None:
             if not word.alive:
                 return
@@ -329,7 +337,7 @@ class World:
             if w.lane == lane and w.alive and w.state not in ("starting", "standby")
         ]
 
-    def do_PromoteWorker(self, word: Word, action: do.PromoteWorker) -> None:  # noqa: N802
+    def do_PromoteWorker(self, word: Word, action: do.PromoteWorker) -> None:
         if not word.alive:
             return  # its exit is on the way
         assert word.state == "standby", f"{word} promoted twice"
@@ -349,7 +357,7 @@ class World:
             self.tell(lambda at: ev.WorkerPromoted(at, word.worker, action.fence))
         self.watch_idle(word)
 
-    def do_RegrantLease(self, word: Word, action: do.RegrantLease) -> None:  # noqa: N802
+    def do_RegrantLease(self, word: Word, action: do.RegrantLease) -> None:
         if not word.alive:
             return
         assert word.state == "revoked" and word.fence == action.revoked
@@ -358,7 +366,7 @@ class World:
         self.tell(lambda at: ev.LeaseRegranted(at, word.worker, action.fence))
         self.watch_idle(word)
 
-    def do_RevokeLease(self, word: Word, action: do.RevokeLease) -> None:  # noqa: N802
+    def do_RevokeLease(self, word: Word, action: do.RevokeLease) -> None:
         answer = self.revoke(word, action)
         self.tell(lambda at: ev.RevokeAnswered(at, word.worker, action.fence, answer))
 
@@ -389,7 +397,7 @@ class World:
         word.state = "draining"
         return "draining"
 
-    def do_RetireWorker(self, word: Word, action: do.RetireWorker) -> None:  # noqa: N802
+    def do_RetireWorker(self, word: Word, action: do.RetireWorker) -> None:
         if word.alive and word.state in ("idle", "busy", "draining"):
             assert word.may_be_killed, f"killed before it was revoked: {word} {action}"
         if self.random.random() < self.faults:

@@ -83,7 +83,7 @@ def jobs(tmp_path: Path) -> Iterator[JobSubmissionClient]:
 
 def submit(jobs: JobSubmissionClient, entrypoint: str) -> str:
     """Ray's agent, which starts jobs, comes up some time after the cluster."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         try:
             return jobs.submit_job(

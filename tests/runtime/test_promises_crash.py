@@ -15,7 +15,15 @@ import firepool_ray as fp
 from firepool_ray.errors import JobTimeout, StartFailed, WorkerLost
 from firepool_ray.runtime.protocol import NAMESPACE, warden_actor_name
 from tests import jobs
-from tests.conftest import PATIENCE_S, driver, eventually, is_gone, output_of, pool_of
+from tests.conftest import (
+    LOSES_REPLIES,
+    PATIENCE_S,
+    driver,
+    eventually,
+    is_gone,
+    output_of,
+    pool_of,
+)
 
 SETTINGS = {
     "profiles": {
@@ -268,17 +276,10 @@ fp.shutdown()
 
 def test_a_lost_reply_is_fetched_again_and_the_job_runs_once(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
-    client = driver(LOSSY, address(), marks, RAY_testing_rpc_failure=LOSES_REPLIES)
+    client = driver(LOSSY, address(), marks, **LOSES_REPLIES)
     ran, lost = map(int, output_of(client).split())
     assert lost == 3, "no reply was lost"
     assert lines(marks) == [str(k) for k in range(ran)]
-
-
-#: One reply in five of the calls this process makes to actors does not arrive.
-LOSES_REPLIES = (
-    '{"CoreWorkerService.grpc_client.PushTask": {"num_failures": -1, "req_failure_prob": 0, '
-    '"resp_failure_prob": 20, "in_flight_failure_prob": 0}}'
-)
 
 
 # ---------------------------------------------------------------- a worker never starts

@@ -23,7 +23,7 @@ def measure(names: frozenset[str]) -> Iterator[Measured]:
 def _events_per_s() -> Measured:
     bed = CoreBed(lanes=1_000)
     cost_s = _cost_per_event_s(bed)
-    detail = f"{1e6 * cost_s:.1f} us per event; {bed.mix()}"
+    detail = f"{1e6 * cost_s:.1f} us of CPU per event; {bed.mix()}"
     if not TARGETS["core_events_per_s"].met_by(1 / cost_s):
         detail += "; " + profiling.hot_spots(lambda: bed.run(EVENTS_PER_ROUND))
     return Measured("core_events_per_s", 1 / cost_s, detail)
@@ -43,7 +43,7 @@ def _growth_ratio() -> Measured:
 
 
 def _cost_per_event_s(bed: CoreBed) -> float:
-    """Median over rounds of the time inside ``handle``, per event, after a warm-up."""
+    """Median over rounds of the CPU time inside ``handle``, per event, after a warm-up."""
     bed.run(EVENTS_PER_ROUND)
     gc.collect()
     costs = []

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+import sys
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 TOP = 8
+SAMPLE_S = 0.002
 
 
 def hot_spots(work: Callable[[], object]) -> str:
@@ -22,6 +27,48 @@ def hot_spots(work: Callable[[], object]) -> str:
         for where, (_, calls, own, _, _) in rows[:TOP]
     )
     return "own time: " + ", ".join(shares)
+
+
+def cpu_by_function(work: Callable[[], object]) -> str:
+    """Run ``work`` while all threads of this process are sampled; what used the CPU, as one line.
+
+    The CPU time a thread used since the last sample is put down to the function it is in now, so
+    that a waiting thread counts for nothing.
+    """
+    spent: defaultdict[str, float] = defaultdict(float)
+    done = threading.Event()
+
+    def sample() -> None:
+        before: dict[int, float] = {}
+        while not done.wait(SAMPLE_S):
+            before = _sample(spent, before)
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        work()
+    finally:
+        done.set()
+        sampler.join()
+    total = sum(spent.values()) or 1.0
+    ranked = sorted(spent.items(), key=lambda item: -item[1])
+    shares = (f"{where} {100 * s / total:.0f} %" for where, s in ranked[:TOP])
+    return f"{total:.2f} s of CPU in this process: " + ", ".join(shares)
+
+
+def _sample(spent: defaultdict[str, float], before: dict[int, float]) -> dict[int, float]:
+    now: dict[int, float] = {}
+    for thread, frame in sys._current_frames().items():
+        if thread == threading.get_ident():
+            continue
+        # A thread cannot end between these two lines: it would need the interpreter lock.
+        now[thread] = time.clock_gettime(time.pthread_getcpuclockid(thread))
+        code = frame.f_code
+        used_s = now[thread] - before.get(thread, now[thread])
+        if used_s > 0:
+            where = _short((code.co_filename, code.co_firstlineno, code.co_name))
+            spent[where] += used_s
+    return now
 
 
 def phases(jobs: Iterable[Mapping[str, float]]) -> str:

@@ -58,8 +58,8 @@ def _where_a_job_goes(options: Any) -> str:
         job = options.submit(work.nothing)
         job.result()
         phases.append(pools.phases_of(job, time.time()))
-    calls = profiling.hot_spots(lambda: [_job_s(options) for _ in range(300)])
-    return f"{profiling.phases(phases)}; this thread: {calls}"
+    where = profiling.cpu_by_function(lambda: [_job_s(options) for _ in range(1000)])
+    return f"{profiling.phases(phases)}; {where}"
 
 
 def _throughput() -> Measured:
@@ -76,7 +76,7 @@ def _throughput() -> Measured:
         f"pool {profiling.median(ours):.0f} jobs/s, ActorPool {profiling.median(bare):.0f} calls/s"
     )
     if not TARGETS["warm_throughput_ratio"].met_by(ratio):
-        detail += "; submitting thread: " + profiling.hot_spots(lambda: _many_s(options))
+        detail += "; " + profiling.cpu_by_function(lambda: _many_s(options))
     return Measured("warm_throughput_ratio", ratio, detail)
 
 

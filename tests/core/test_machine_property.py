@@ -1,0 +1,244 @@
+"""Both machines together under random wishes, faults and delays (see ``world``).
+
+Hypothesis chooses what happens: jobs with and without children, cancels, clients that come and die,
+workers that exit, nodes that are lost or drained, controllers that crash at any point, news that is
+late, lost or doubled, effects that fail. The invariants are checked after every event. At the end
+the faults stop: everything that waits must be served, and then the pool must shrink to its minimum.
+
+``FIREPOOL_EXPLORE=n`` tries n random runs instead of the fixed ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from firepool_ray.core import events as ev
+from firepool_ray.core.model import Caller, Fence, PoolSpec, ProfileSpec, QueueSpec
+from firepool_ray.errors import IllegalTransition
+from tests.core.invariants import check
+from tests.core.world import World
+
+INF = float("inf")
+EXPLORE = int(os.environ.get("FIREPOOL_EXPLORE", "0"))
+CALLERS = (Caller("a", "x"), Caller("a", "y"), Caller("b", "z"))
+#: After the faults have stopped, nobody waits longer than this (breakers stay open for 10 s).
+PATIENCE_S = 400.0
+
+specs = st.builds(
+    lambda p, q, a, b, max_gpus: PoolSpec(
+        (p, q),
+        (a, b),
+        max_gpus=max_gpus,
+        breaker_open_s=10.0,
+        start_backoff_max_s=5.0,
+    ),
+    st.builds(
+        ProfileSpec,
+        st.just("p"),
+        gpus=st.sampled_from([0.0, 0.5, 1.0]),
+        standbys=st.integers(0, 2),
+        min_lanes=st.integers(0, 1),
+        max_lanes=st.integers(1, 3),
+        keep_alive_s=st.sampled_from([0.5, 5.0, 60.0]),
+        lane_keep_s=st.sampled_from([0.0, 1.0, 300.0]),
+    ),
+    st.builds(
+        ProfileSpec,
+        st.just("q"),
+        gpus=st.sampled_from([1.0, 2.0]),
+        standbys=st.integers(0, 1),
+        max_lanes=st.just(2),
+        lane_keep_s=st.just(30.0),
+    ),
+    st.builds(
+        QueueSpec,
+        st.just("a"),
+        quota=st.sampled_from([1.0, 2.0, INF]),
+        limit=st.sampled_from([2.0, 3.0, INF]),
+    ),
+    st.just(QueueSpec("b", quota=1.0, weight=2.0)),
+    st.sampled_from([2.0, 3.0, INF]),
+)
+children = st.sampled_from([(), (), (), (), ("p",), ("q",), ("p", "p")])
+
+
+class PoolMachine(RuleBasedStateMachine):
+    world: World
+
+    @initialize(spec=specs, seed=st.integers(0, 2**32))
+    def begin(self, spec: PoolSpec, seed: int) -> None:
+        self.world = World(spec, seed)
+        self.number = 0
+        for caller in (CALLERS[0], CALLERS[0], CALLERS[1], CALLERS[2]):
+            self.join(caller)
+
+    def alive(self) -> list[str]:
+        return [c.name for c in self.world.clients.values() if c.alive and c.parent is None]
+
+    @rule(caller=st.sampled_from(CALLERS))
+    def join(self, caller: Caller) -> None:
+        self.world.join(f"c{self.number}", caller)
+        self.number += 1
+
+    @precondition(lambda self: self.alive())
+    @rule(
+        which=st.integers(0, 99),
+        profile=st.sampled_from(["p", "p", "q"]),
+        count=st.sampled_from([1, 1, 3, 10]),
+        priority=st.integers(0, 1),
+        run_s=st.sampled_from([None, None, None, 8.0]),
+        deps=st.sampled_from(["", "", "d"]),
+        kids=children,
+    )
+    def submit(
+        self,
+        which: int,
+        profile: str,
+        count: int,
+        priority: int,
+        run_s: float | None,
+        deps: str,
+        kids: tuple[str, ...],
+    ) -> None:
+        names = self.alive()
+        name = names[which % len(names)]
+        self.world.submit(name, profile, count, priority, run_s, deps, kids)
+
+    @rule(seconds=st.sampled_from([0.001, 0.01, 0.1, 0.5, 2.0, 6.0, 15.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.run(seconds)
+
+    @precondition(lambda self: self.world.jobs)
+    @rule(which=st.integers(0, 999))
+    def cancel(self, which: int) -> None:
+        jobs = list(self.world.jobs)
+        self.world.cancel(jobs[which % len(jobs)])
+
+    @precondition(lambda self: self.world.words)
+    @rule(which=st.integers(0, 99))
+    def worker_exits(self, which: int) -> None:
+        words = list(self.world.words)
+        self.world.exit_worker(words[which % len(words)])
+
+    @precondition(lambda self: len(self.alive()) > 1)
+    @rule(which=st.integers(0, 99))
+    def client_dies(self, which: int) -> None:
+        names = self.alive()
+        self.world.client_dies(names[which % len(names)])
+
+    @rule()
+    def controller_crashes(self) -> None:
+        self.world.boot()
+
+    @rule(which=st.integers(0, 1))
+    def node_is_lost(self, which: int) -> None:
+        self.world.lose_node(self.world.nodes[which])
+
+    @rule(which=st.integers(0, 1))
+    def node_drains(self, which: int) -> None:
+        self.world.drain_node(self.world.nodes[which])
+
+    @rule(faults=st.sampled_from([0.0, 0.1, 0.5, 0.9]), loss=st.sampled_from([0.0, 0.1, 0.3]))
+    def luck_changes(self, faults: float, loss: float) -> None:
+        self.world.faults, self.world.loss = faults, loss
+
+    @rule(cap=st.sampled_from([0.0, 1.0, 2.0, INF]))
+    def idle_cap_changes(self, cap: float) -> None:
+        self.world.feed(ev.IdleCapSet(self.world.now, cap))
+
+    @rule(caller=st.sampled_from(CALLERS))
+    def caller_closes(self, caller: Caller) -> None:
+        self.world.feed(ev.CallerClosing(self.world.now, caller))
+
+    @rule(data=st.data())
+    def nonsense_is_refused_or_harmless(self, data: st.DataObject) -> None:
+        """Any event about anything, on a copy: illegal ones change nothing, others break nothing."""
+        world = self.world
+        machine = copy.deepcopy(world.machine)
+        event = data.draw(nonsense(world))
+        before = pickle.dumps(machine.pool)
+        try:
+            machine.handle(event)
+        except IllegalTransition:
+            assert pickle.dumps(machine.pool) == before, f"I7: {event} changed something"
+        else:
+            excess = {name: INF for name in ("gpus", "a", "b", "lanes of p", "lanes of q")}
+            check(machine.pool, world.now, excess)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.calm()
+        world.run(PATIENCE_S, until=lambda: not world.outstanding())
+        assert not world.outstanding(), f"never served: {world.outstanding()}"
+        world.run(500.0)
+        pool = world.machine.pool
+        assert {w.state for w in pool.workers.values()} <= {"standby"}, "a worker was forgotten"
+        for profile in pool.profiles.values():
+            least = min(profile.spec.min_lanes, profile.spec.max_lanes)
+            assert profile.counted == len(profile.lanes) == least, "a lane was forgotten"
+        assert not pool.wanting and not pool.warm and not pool.idle
+
+
+def nonsense(world: World) -> st.SearchStrategy[ev.Event]:
+    pool = world.machine.pool
+    fences = sorted({w.fence for w in pool.workers.values()} | {Fence(1, 3)})
+    worker = st.sampled_from([*pool.workers, "nobody"])
+    fence = st.sampled_from(fences)
+    lane = st.sampled_from([*pool.lanes, "nowhere"])
+    node = st.sampled_from([*world.nodes, "n99"])
+    at = st.just(world.now)
+    answers: Any = st.sampled_from(["gone", "busy", "draining", "moved", "stale", "dead"])
+    words: Any = st.sampled_from(["standby", "idle", "busy", "draining", "revoked"])
+    return st.one_of(
+        st.builds(ev.WorkerStarted, at, worker),
+        st.builds(ev.WorkerStartFailed, at, worker, st.just("why")),
+        st.builds(ev.WorkerPromoted, at, worker, fence),
+        st.builds(ev.PromotionFailed, at, worker, fence, st.just("why")),
+        st.builds(ev.LeaseRegranted, at, worker, fence),
+        st.builds(ev.RevokeAnswered, at, worker, fence, answers),
+        st.builds(ev.LeaseEnded, at, worker, fence),
+        st.builds(ev.WorkerIdle, at, worker, fence, at),
+        st.builds(ev.WorkerBusy, at, worker, fence),
+        st.builds(ev.WorkerExited, at, worker, st.just("why")),
+        st.builds(ev.WorkerRetired, at, worker),
+        st.builds(ev.RetireFailed, at, worker, st.just("why")),
+        st.builds(ev.LaneReady, at, lane, node, st.sampled_from(["", "device"])),
+        st.builds(ev.LaneFailed, at, lane, st.just("why")),
+        st.builds(ev.LaneRemoved, at, lane),
+        st.builds(ev.NodeLost, at, node, st.just("why")),
+        st.builds(ev.NodeDraining, at, node),
+        st.builds(ev.LaneAdopted, at, lane, st.sampled_from(["p", "z"]), node),
+        st.builds(ev.WorkerAdopted, at, worker, lane, st.integers(-1, 3), words),
+        st.builds(ev.Reconciled, at),
+        st.builds(ev.Woke, at),
+        st.builds(ev.ClientLost, at, st.sampled_from([*world.clients]), st.just("why")),
+        st.builds(
+            ev.ClientSynced,
+            at,
+            st.sampled_from([*world.clients]),
+            st.integers(-1, 10_000),
+            st.just(()),
+            st.tuples(st.integers(0, 2), st.integers(0, 9)),
+            st.just(()),
+        ),
+    )
+
+
+PoolMachine.TestCase.settings = settings(
+    max_examples=EXPLORE or 40,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=not EXPLORE,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+TestPool = PoolMachine.TestCase
