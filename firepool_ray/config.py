@@ -1,9 +1,9 @@
 """Settings of a pool: parsed once, at the edge, into frozen values.
 
-Read by ``firepool up``, ``fp.start`` and the controller (which keeps the JSON form in Ray's internal
-KV). Knows nothing of Ray: what only the running cluster can tell (how many lanes fit) is filled in
-by ``PoolConfig.with_capacity``. Every mistake is a ``ConfigError`` that names the path of the key;
-an unknown key lists the valid ones. The reason for each default stands beside it.
+Read by ``firepool up``, ``fp.start`` and the controller (which keeps the JSON form in Ray's
+internal KV). Knows nothing of Ray: what only the running cluster can tell (how many lanes fit) is
+filled in by ``PoolConfig.with_capacity``. Every mistake is a ``ConfigError`` that names the path
+of the key; an unknown key lists the valid ones. The reason for each default stands beside it.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ _sigmask, _sigpending, _sigtimedwait = _bare.pthread_sigmask, _bare.sigpending, 
 _getrlimit, _setrlimit = resource.getrlimit, resource.setrlimit
 _environ = os.environ
 
+_TIMER_SIGNALS = frozenset(map(int, (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)))
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = (
     resource.RLIMIT_AS,
@@ -76,14 +77,15 @@ class Border:
     def _restore_signals(self) -> None:
         for timer in _TIMERS:
             _setitimer(timer, 0.0)
+        # A signal may be on its way still: behind the job's mask, or handed to a thread that does
+        # not run just now, from where it would hit the next job. It was meant for this one.
+        _sigmask(signal.SIG_BLOCK, _TIMER_SIGNALS)
+        while waiting := set(_sigpending()) - self._blocked:
+            _sigtimedwait(waiting, 0)
         for number, handler in self._handlers:
             if _getsignal(number) is not handler:
                 _setsignal(number, handler)
-        if set(_sigmask(signal.SIG_BLOCK, ())) != self._blocked:
-            # What waits behind the job's mask was meant for the job: it goes with it.
-            while waiting := set(_sigpending()) - self._blocked:
-                _sigtimedwait(waiting, 0)
-            _sigmask(signal.SIG_SETMASK, self._blocked)
+        _sigmask(signal.SIG_SETMASK, self._blocked)
 
     def _restore_rest(self) -> None:
         _umask(self._mask)

@@ -141,6 +141,7 @@ class Effects:
                 capture.nested,
                 f"{job.name}[{trail.caller}]{action.source}",
             )
+            job._dispatch(value)  # before anybody can hear the reply, which refers to it
             self.ears.add(job, header, on_reply)
         except CallFailed as error:
             self.lose(job.id, lease, str(error))
@@ -151,7 +152,6 @@ class Effects:
             link.functions.add(fn.key)
         if send_code:
             link.codes.add(code_key)
-        job._dispatch(value)
 
     def lose(self, job_id: str, lease: LeaseId, why: str) -> None:
         """Give a call up. Should its reply come after all, it is not heard."""
@@ -164,7 +164,7 @@ class Effects:
     def _take_reply(
         self, job: Job, lease: LeaseId, reply: Any, error: BaseException | None
     ) -> None:
-        """On Ray's thread."""
+        """On Ray's thread, or the one that waits for the job."""
         if error is None:
             self._take_header(job, lease, self._transport.header_of(reply))
         elif self._transport.is_argument_failure(error):
@@ -274,7 +274,9 @@ class Effects:
             if job is None or link is None:
                 failed()
             else:
-                job._dispatch(self._transport.replay(link, action.job, answered))
+                header, value = self._transport.replay(link, action.job)
+                job._dispatch(value)
+                self._transport.listen(header, answered)
 
         self._try(ask, failed)
 

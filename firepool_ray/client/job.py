@@ -160,6 +160,7 @@ class Job:
         "_capture",
         "_dispatched",
         "_engine",
+        "_fresh",
         "_given",
         "_outcome",
         "_pending",

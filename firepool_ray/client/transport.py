@@ -273,11 +273,11 @@ class Transport:
         with contextlib.suppress(*_UNSENT):
             self._notify(ref, lambda value, error: None)
 
-    def replay(self, link: Link, job: str, on_reply: OnReply) -> Any:
+    def replay(self, link: Link, job: str) -> tuple[Any, Any]:
+        """Ask for the last reply again; references as from ``run``."""
         with _sending():
             header, value = link.address.handle.replay.options(num_returns=2).remote(job)
-            self._notify(header, on_reply)
-        return value
+        return header, value
 
     def are_ready(self, refs: Sequence[Any], timeout_s: float = 0) -> set[Any]:
         """Those of the references whose objects exist, as values or as errors."""

@@ -19,6 +19,8 @@ from firepool_ray.errors import IllegalTransition
 INF = float("inf")
 #: A revoked worker waits for a client of its caller; a client counts for this many past callers.
 REMEMBERED_CALLERS_PER_CLIENT = 256
+#: A client that goes on listing a lease that ended is told so again after this.
+TELL_AGAIN_S = 1.0
 #: Clients that are gone are known as such, so that their late news changes nothing.
 REMEMBERED_CLIENTS = 4096
 
@@ -78,10 +80,12 @@ def _acknowledge(pool: Pool, client: Client, acked: tuple[int, int]) -> None:
 
 def _compare_leases(pool: Pool, client: Client, held: tuple[LeaseId, ...], at: float) -> None:
     """Leases it should not hold are told so; leases it does not list any more were given up."""
+    listed = set(held)
+    if client.told:
+        client.told = {lease: told for lease, told in client.told.items() if lease in listed}
     for lease in held:
         if client.leases.get(lease.worker) != lease.fence:
-            pool.out.append(SendRevoked(client.id, lease))
-    listed = set(held)
+            _tell_again(pool, client, lease, at)
     if not client.unacked and client.leases.items() == listed:
         return
     on_their_way = {issued.lease for issued, _ in client.unacked.values()}
@@ -89,6 +93,16 @@ def _compare_leases(pool: Pool, client: Client, held: tuple[LeaseId, ...], at: f
         lease = LeaseId(name, fence)
         if lease not in listed and lease not in on_their_way:
             leases.release(pool, pool.workers[name], "drain", at)
+
+
+def _tell_again(pool: Pool, client: Client, lease: LeaseId, at: float) -> None:
+    """The word may have been lost; but a client that cannot let go yet need not hear it always.
+
+    (It lists a lease for as long as its call there is open, on a lost node for half a minute.)
+    """
+    if at - client.told.get(lease, -INF) >= TELL_AGAIN_S:
+        client.told[lease] = at
+        pool.out.append(SendRevoked(client.id, lease))
 
 
 def _restate(pool: Pool, client: Client, demands: tuple[Demand, ...], at: float) -> None:

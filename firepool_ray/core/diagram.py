@@ -1,6 +1,6 @@
 """Draws the transition tables as Mermaid state diagrams, for the README.
 
-``python -m firepool_ray.core.diagram`` prints them; a test keeps the README in step.
+A test keeps the README in step with what ``document`` returns.
 """
 
 from __future__ import annotations
@@ -40,14 +40,7 @@ def job_diagram() -> str:
     return diagram([(a, b, cause) for (a, cause), b in JOB_MOVES.items()], "blocked", "ended")
 
 
-def main() -> None:
-    for title, text in (
-        ("Job", job_diagram()),
-        ("Worker", worker_diagram()),
-        ("Lane", lane_diagram()),
-    ):
-        print(f"{title}\n\n```mermaid\n{text}```\n")
-
-
-if __name__ == "__main__":
-    main()
+def document() -> str:
+    """All of them, as Markdown."""
+    parts = (("Job", job_diagram()), ("Worker", worker_diagram()), ("Lane", lane_diagram()))
+    return "\n".join(f"{title}:\n\n```mermaid\n{text}```\n" for title, text in parts)

@@ -291,7 +291,7 @@ def stay(pool: Pool, worker: Worker, at: float) -> None:
 
 def ended(pool: Pool, worker: Worker, at: float) -> None:
     """The lease is revoked: what its purpose asked for happens now."""
-    tell_revoked(pool, worker)
+    tell_revoked(pool, worker, at)
     if worker.purpose == "move":
         if worker.claim is not None and _may_stay(worker) and owner_of(pool, worker.claim):
             regrant(pool, worker, at)
@@ -320,7 +320,7 @@ def _may_stay(worker: Worker) -> bool:
 def moved(pool: Pool, worker: Worker, at: float) -> None:
     """The warden took the lease from one sibling and gave it to the other in one step."""
     assert worker.successor is not None
-    tell_revoked(pool, worker)
+    tell_revoked(pool, worker, at)
     worker.fence, worker.successor = worker.successor, None
     _unmark(pool, worker, at)
     worker.move("bound", at)
@@ -330,12 +330,14 @@ def moved(pool: Pool, worker: Worker, at: float) -> None:
     grant(pool, worker, at)
 
 
-def tell_revoked(pool: Pool, worker: Worker) -> None:
+def tell_revoked(pool: Pool, worker: Worker, at: float) -> None:
     """The client learns that the lease is over; its unseen grant of it is withdrawn."""
     client = pool.clients.get(worker.client)
     if client is not None and client.leases.get(worker.id) == worker.fence:
         forget_lease(pool, worker)
-        pool.out.append(SendRevoked(client.id, LeaseId(worker.id, worker.fence)))
+        lease = LeaseId(worker.id, worker.fence)
+        client.told[lease] = at
+        pool.out.append(SendRevoked(client.id, lease))
     worker.client = ""
 
 
@@ -355,7 +357,7 @@ def leave(pool: Pool, worker: Worker, reason: str, at: float, *, kill: bool = Tr
 
     ``kill=False`` where its node is gone: nothing is left to kill.
     """
-    tell_revoked(pool, worker)
+    tell_revoked(pool, worker, at)
     clear_idle(pool, worker)
     _unmark(pool, worker, at)
     device = worker.lane.device

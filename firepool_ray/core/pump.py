@@ -120,7 +120,7 @@ class Pump:
         if not self._closed:
             for key in list(book.keys.values()):
                 desk.match(key, at)
-            desk.reset_alarms(at)
+            desk.reset_alarms()
             self._plan(at)
         return desk.actions
 
@@ -214,8 +214,9 @@ class Pump:
         if self._closed:
             return
         desk, polling = self._desk, self._polling
-        while (job := desk.alarms.pop_due(at)) is not None:
+        while (job := desk.alarms.next_due(at)) is not None:
             desk.ring(job)
+            desk.alarms.off(job)
         if polling.silent_until() <= at:
             self._end_unserved()
         due_at = polling.due_at(at)

@@ -75,13 +75,12 @@ class Alarms:
             heapq.heappop(heap)
         return heap[0][0] if heap else INF
 
-    def pop_due(self, at: float) -> Job | None:
-        """A job whose alarm rings by now; its alarm is off then."""
-        if self.next_at() > at:
-            return None
-        job = heapq.heappop(self._heap)[2]
+    def next_due(self, at: float) -> Job | None:
+        """A job whose alarm rings by now; to be turned ``off`` once that was acted upon."""
+        return self._heap[0][2] if self.next_at() <= at else None
+
+    def off(self, job: Job) -> None:
         job.alarm_at = INF
-        return job
 
     def clear(self) -> None:
         self._heap = []
@@ -308,9 +307,10 @@ class JobDesk:
         if job.state in ("blocked", "waiting"):
             self.withdraw(job, "cancelled")
         elif not job.cancel_asked:
-            job.state = self._move_to(job, "stop")
-            job.cancel_asked = True
+            state = self._move_to(job, "stop")
             self.stop(job)
+            job.state = state
+            job.cancel_asked = True
 
     def on_cancel_answered(self, event: CancelAnswered) -> None:
         job = self._book.jobs.get(event.job)
@@ -342,15 +342,16 @@ class JobDesk:
             if job.cancel_asked:
                 self.stop(job)
 
-    def reset_alarms(self, at: float) -> None:
-        """For ``Pump.recover``: an alarm for every job that could need one."""
+    def reset_alarms(self) -> None:
+        """For ``Pump.recover``: derive the heap from the jobs' own alarms."""
         self.alarms.clear()
         asked = {a.job for a in self.actions if isinstance(a, (SettleJob, ReplayJob))}
         for job in self._book.jobs.values():
             if job.state in ("blocked", "waiting"):
-                self.alarms.set(job, job.queue_deadline)
-            elif job.state == "stopping" or (job.state == "settling" and job.id not in asked):
-                self.alarms.set(job, at + STOP_RETRY_S)
+                job.alarm_at = job.queue_deadline
+            elif job.id in asked:  # the answer sets the next one
+                job.alarm_at = INF
+            self.alarms.set(job, job.alarm_at)
 
     # -- tables -------------------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 If entitled demand has waited longer than the window and no idle worker can go, the busy lease of
 the caller with the highest usage is drained: its job finishes, then the lane (or, between clients
 of one caller, the worker itself) goes to the one that waited. A lease is never taken where that
-would only turn the inequality around.
+would only turn the inequality around. Demand of a queue that may hold no more shares within that
+queue, which changes nothing in what the queue holds. Where GPUs are all taken by other profiles,
+their lanes go in the same manner. A drained job that lasts is not waited for alone.
 """
 
 from __future__ import annotations

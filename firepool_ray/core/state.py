@@ -232,6 +232,8 @@ class Client:
     callers: dict[Caller, None] = field(default_factory=dict)
     parent: LeaseId | None = None
     blocked: bool = False
+    #: Leases it lists although they ended, and when it was told so last.
+    told: dict[LeaseId, float] = field(default_factory=dict)
     stated_at: float = 0.0  #: demand that is not stated again soon is taken as gone
 
 

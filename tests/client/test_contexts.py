@@ -27,6 +27,12 @@ def add(a, b=0):
     return a + b
 
 
+def slow_mark(path):
+    time.sleep(0.25)
+    with open(path, "a") as file:
+        file.write("x")
+
+
 def run_script(script: str, *args: str, timeout_s: float = 120) -> str:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *args],
@@ -89,7 +95,7 @@ def test_children_that_wait_are_cancelled_when_their_job_returns(tmp_path):
         import firepool_ray
 
         for _ in range(40):
-            firepool_ray.submit(lambda: (time.sleep(0.2), open(path, "a").write("x")))
+            firepool_ray.submit(slow_mark, path)
         return "done"
 
     assert fp.submit(parent, str(mark)).result(WAIT_S) == "done"
@@ -105,7 +111,7 @@ def test_what_a_ray_task_left_waiting_is_cancelled(tmp_path):
         import firepool_ray
 
         for _ in range(60):
-            firepool_ray.submit(lambda: (time.sleep(0.3), open(path, "a").write("x")))
+            firepool_ray.submit(slow_mark, path)
 
     ray.get(task.remote(str(mark)), timeout=WAIT_S)
     time.sleep(6)

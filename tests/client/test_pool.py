@@ -455,6 +455,8 @@ def test_interrupts_in_submit_lose_nothing():
             try:
                 for n in range(1000):
                     jobs.append((n, fp.submit(add, n)))
+                    if round_ % 3 == 0:
+                        assert jobs[-1][1].result(WAIT_S) == n
             except Interrupt:
                 interrupted += 1
             signal.setitimer(signal.ITIMER_REAL, 0)

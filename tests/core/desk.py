@@ -46,9 +46,7 @@ def profile(name: str = "p", **settings: Any) -> ProfileSpec:
     return ProfileSpec(name, **{"gpus": 1.0, "max_lanes": 4, **settings})
 
 
-def want(
-    caller: Caller = ALICE, profile: str = "p", deps: str = "", priority: int = 0
-) -> JobClass:
+def want(caller: Caller = ALICE, profile: str = "p", deps: str = "", priority: int = 0) -> JobClass:
     return JobClass(ReuseKey(profile, caller, deps), priority)
 
 

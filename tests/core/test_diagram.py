@@ -36,4 +36,4 @@ def test_drawings_in_the_readme_are_up_to_date() -> None:
     for block in blocks:
         text = block.partition("```")[0]
         if text.startswith("stateDiagram"):
-            assert text in drawn, "run `python -m firepool_ray.core.diagram` and paste anew"
+            assert text in drawn, "paste what diagram.document() returns now"

@@ -103,6 +103,17 @@ def test_a_client_is_told_of_leases_it_does_not_hold() -> None:
     assert desk.sync("c1", held=[ghost]) == [SendRevoked("c1", ghost)]
 
 
+def test_a_client_that_cannot_let_go_yet_hears_it_once_a_second() -> None:
+    """It would sync again after every word, at the speed of the network."""
+    desk = ready()
+    (lease,) = desk.hold("c1")
+    assert desk.do(ev.NodeLost(1.0, "node-a0", "gone"))[0] == SendRevoked("c1", lease)
+    assert SendRevoked("c1", lease) not in desk.sync("c1", held=[lease], at=1.01)
+    assert SendRevoked("c1", lease) in desk.sync("c1", held=[lease], at=2.0)
+    desk.sync("c1", held=[], at=2.1)
+    assert not desk.pool.clients["c1"].told
+
+
 def test_a_lease_given_up_during_a_move_reaches_the_sibling_all_the_same() -> None:
     desk = ready(p=2)
     (lease,) = desk.hold("c1")

@@ -141,9 +141,7 @@ def test_a_handover_nobody_wants_any_more_leaves_the_standby_to_others() -> None
     desk.sync("c2", at=1.1)
     assert desk.do(ev.WorkerRetired(1.2, lease.worker)) == []
     assert desk.pool.devices["a0"].active is None
-    (promote,) = [
-        a for a in desk.sync("c3", want(CAROL), at=1.3) if isinstance(a, PromoteWorker)
-    ]
+    (promote,) = [a for a in desk.sync("c3", want(CAROL), at=1.3) if isinstance(a, PromoteWorker)]
     assert promote.client == "c3"
 
 
@@ -240,7 +238,9 @@ def test_a_revoked_worker_serves_a_sibling_under_a_new_fence() -> None:
     (regrant,) = desk.sync("c2", want())
     assert regrant == RegrantLease(lease.worker, lease.fence, desk.fence(), "c2")
     (grant,) = desk.do(ev.LeaseRegranted(0.2, lease.worker, regrant.fence))
-    assert grant == SendGrant("c2", granted(1, LeaseId(lease.worker, regrant.fence), want(), "warm"))
+    assert grant == SendGrant(
+        "c2", granted(1, LeaseId(lease.worker, regrant.fence), want(), "warm")
+    )
 
 
 def test_news_of_idleness_that_overtakes_the_answer_is_not_lost() -> None:
@@ -259,16 +259,19 @@ def test_news_with_an_old_fence_is_dropped() -> None:
     desk = ready()
     (lease,) = desk.hold("c1")
     old = Fence(0, 99)
-    assert desk.do(
-        ev.WorkerIdle(0.1, lease.worker, old, 0.1),
-        ev.WorkerBusy(0.1, lease.worker, old),
-        ev.LeaseEnded(0.1, lease.worker, old),
-        ev.RevokeAnswered(0.1, lease.worker, old, "gone"),
-        ev.WorkerPromoted(0.1, lease.worker, old),
-        ev.LeaseRegranted(0.1, lease.worker, old),
-        ev.PromotionFailed(0.1, lease.worker, old, "late"),
-        ev.WorkerRetired(0.1, "nobody"),
-        ev.WorkerExited(0.1, "nobody", "late"),
-        ev.ClientLost(0.1, "nobody", "late"),
-    ) == []
+    assert (
+        desk.do(
+            ev.WorkerIdle(0.1, lease.worker, old, 0.1),
+            ev.WorkerBusy(0.1, lease.worker, old),
+            ev.LeaseEnded(0.1, lease.worker, old),
+            ev.RevokeAnswered(0.1, lease.worker, old, "gone"),
+            ev.WorkerPromoted(0.1, lease.worker, old),
+            ev.LeaseRegranted(0.1, lease.worker, old),
+            ev.PromotionFailed(0.1, lease.worker, old, "late"),
+            ev.WorkerRetired(0.1, "nobody"),
+            ev.WorkerExited(0.1, "nobody", "late"),
+            ev.ClientLost(0.1, "nobody", "late"),
+        )
+        == []
+    )
     assert desk.pool.workers[lease.worker].state == "bound"

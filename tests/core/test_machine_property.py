@@ -159,7 +159,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def nonsense_is_refused_or_harmless(self, data: st.DataObject) -> None:
-        """Any event about anything, on a copy: illegal ones change nothing, others break nothing."""
+        """Any event about anything, on a copy: the illegal change nothing, others break nothing."""
         world = self.world
         machine = copy.deepcopy(world.machine)
         event = data.draw(nonsense(world))

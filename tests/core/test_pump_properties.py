@@ -328,11 +328,11 @@ def handle_interrupted(world: World, event, lines: int) -> bool:
 OWN = (JobSubmitted, CancelRequested, ScopeEnded, ParentChanged, Closed)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_an_interrupt_at_any_line_loses_no_job(data):
     world = World()
-    for _ in range(data.draw(st.integers(1, 30))):
+    for _ in range(data.draw(st.integers(1, 20))):
         event = world.next_event(data.draw)
         if isinstance(event, OWN) and data.draw(st.booleans()):
             if handle_interrupted(world, event, data.draw(st.integers(1, 90))):

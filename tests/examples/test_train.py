@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
+from ray.cluster_utils import Cluster
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -65,20 +66,29 @@ def test_the_agents_solve_their_tasks_and_leave_nothing() -> None:
     assert left == []
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[JobSubmissionClient]:
-    context = ray.init(
-        address="local",
-        num_cpus=4,
-        num_gpus=2,
-        include_dashboard=True,
-        dashboard_port=0,
-        logging_level="ERROR",
+def jobs() -> Iterator[JobSubmissionClient]:
+    # Ports of our own: the agent that starts jobs needs one, and other clusters may be here.
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 4,
+            "num_gpus": 2,
+            "include_dashboard": True,
+            "dashboard_port": free_port(),
+            "dashboard_agent_listen_port": free_port(),
+        },
     )
     try:
-        yield JobSubmissionClient(f"http://{context.dashboard_url}")
+        yield JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
     finally:
-        ray.shutdown()
+        cluster.shutdown()
 
 
 def submit(jobs: JobSubmissionClient, entrypoint: str) -> str:
