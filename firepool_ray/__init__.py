@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from firepool_ray.client.gather import as_completed, wait
-    from firepool_ray.client.job import Job, JobInfo
+    from firepool_ray.client.job import Job
+    from firepool_ray.client.outcome import JobInfo
     from firepool_ray.client.pool import Pool, map, options, shutdown, start, status, submit
     from firepool_ray.config import PoolConfig
 
@@ -23,7 +24,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Job": "client.job",
-    "JobInfo": "client.job",
+    "JobInfo": "client.outcome",
     "Pool": "client.pool",
     "PoolConfig": "config",
     "as_completed": "client.gather",

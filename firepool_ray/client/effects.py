@@ -14,9 +14,11 @@ from typing import Any
 from firepool_ray.client.clock import Clock
 from firepool_ray.client.ears import Ears
 from firepool_ray.client.endings import outcome_of
-from firepool_ray.client.job import Job, Outcome
+from firepool_ray.client.job import Job
+from firepool_ray.client.link import Link
+from firepool_ray.client.outcome import Outcome
 from firepool_ray.client.poller import Poller
-from firepool_ray.client.transport import CallFailed, Link, Transport
+from firepool_ray.client.transport import CallFailed, Transport
 from firepool_ray.core.model import LeaseId
 from firepool_ray.core.pump_events import (
     AbandonLease,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from firepool_ray.client.job import Job, Outcome
+from firepool_ray.client.job import Job
+from firepool_ray.client.outcome import Outcome
 from firepool_ray.core.pump_events import EndJob
 from firepool_ray.errors import (
     FirepoolError,

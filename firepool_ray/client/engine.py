@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from firepool_ray.client.clock import Clock
 from firepool_ray.client.effects import Effects
-from firepool_ray.client.job import Job, Outcome
+from firepool_ray.client.job import Job
+from firepool_ray.client.outcome import Outcome
 from firepool_ray.client.transport import Transport
 from firepool_ray.core.pump import Pump
 from firepool_ray.core.pump_events import (

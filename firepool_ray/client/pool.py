@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from firepool_ray.binding.code import build_code
 from firepool_ray.client.capture import Capture, capture, name_of
 from firepool_ray.client.engine import Engine
-from firepool_ray.client.job import Job, JobView, Trail
+from firepool_ray.client.job import Job, JobView
 from firepool_ray.client.options import Options
+from firepool_ray.client.outcome import Trail
 from firepool_ray.client.scopes import JobScopes, TaskScopes
 from firepool_ray.client.waiting import Arrivals
 from firepool_ray.config import PoolConfig, load

@@ -31,17 +31,18 @@ from ray.exceptions import (
 )
 from ray.util.client.common import ClientActorHandle
 
+from firepool_ray.client.link import Link
 from firepool_ray.config import PoolConfig
 from firepool_ray.core.model import Fence
 from firepool_ray.errors import ArgumentTooLarge, PoolUnavailable, WorkerLost
 from firepool_ray.runtime import pool as pools
+from firepool_ray.runtime import session
 from firepool_ray.runtime.protocol import (
     Header,
     JobCall,
     Settled,
     SyncReply,
     SyncRequest,
-    WorkerAddress,
     pack_call,
     unpack_header,
 )
@@ -49,9 +50,6 @@ from firepool_ray.runtime.protocol import (
 #: What a client asks of a living controller is answered within this.
 ANSWER_S = 30.0
 _ASK_AGAIN_S = 0.2
-#: Prepared calls kept per lease, one for each name a task can have.
-_CALLS_KEPT = 64
-
 #: What Ray raises where a call cannot even be sent.
 _UNSENT = (RayError, ConnectionError)
 
@@ -124,14 +122,7 @@ def describe() -> dict[str, Any]:
     """The state of the running pool. Raises ``PoolUnavailable`` where there is none."""
     if not ray.is_initialized():
         raise PoolUnavailable("this process is not connected to Ray: call firepool_ray.start()")
-    controller = pools.find_pool()
-    if controller is None:
-        raise PoolUnavailable("no pool runs on this cluster: call firepool_ray.start()")
-    try:
-        state: dict[str, Any] = ray.get(controller.describe.remote(), timeout=ANSWER_S)
-    except (RayError, GetTimeoutError) as error:
-        raise PoolUnavailable(f"the pool's controller does not answer ({error})") from error
-    return state
+    return session.describe()
 
 
 def is_connected() -> bool:
@@ -163,28 +154,6 @@ def _sending() -> Iterator[None]:
         yield
     except _UNSENT as error:
         raise CallFailed(Transport.first_line(error)) from error
-
-
-class Link:
-    """One leased worker: its handles, and what it is known to have."""
-
-    __slots__ = ("_calls", "address", "codes", "functions")
-
-    def __init__(self, address: WorkerAddress) -> None:
-        self.address = address
-        self.functions: set[str] = set()  #: keys of functions that were sent
-        self.codes: set[str] = set()
-        self._calls: dict[str, Any] = {}
-
-    def call(self, name: str) -> Any:
-        """``worker.run`` with the name that task lists show."""
-        call = self._calls.get(name)
-        if call is None:
-            if len(self._calls) >= _CALLS_KEPT:
-                self._calls.clear()
-            call = self.address.handle.run.options(name=name, num_returns=2)
-            self._calls[name] = call
-        return call
 
 
 class Transport:

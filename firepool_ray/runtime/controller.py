@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from firepool_ray.core import events as ev
 from firepool_ray.core.actions import WakeAt
@@ -234,6 +234,11 @@ class Controller:
         box.tethered = True
         try:
             await refs[0]
+        except RayActorError as error:
+            # Only the connection broke. The client tethers again when its poll fails, too; if it
+            # should be gone, its silence tells.
+            log.warning("tether of client %s broke: %s", client, error)
+            box.tethered = False
         except (RayError, asyncio.CancelledError) as error:
             self._lost(client, f"its process is gone ({type(error).__name__})")
 

@@ -5,12 +5,16 @@ the handler raises only while armed and only if the word names the job that is a
 signals and signals meant for an earlier job do nothing. Neither do ``SIGINT`` and the signals of
 timers outside of user code: their default action would end the worker for an alarm that a job
 left behind.
+
+An import is not broken off: a module that is half imported (an extension above all) cannot be
+imported again, and the worker would be spoilt for all later jobs. The warden repeats its signal.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from time import monotonic
 from types import FrameType
 from typing import TypeVar
 
@@ -20,6 +24,10 @@ from firepool_ray.runtime.words import WordFile
 STOP_SIGNAL = signal.SIGRTMIN + 5
 
 TIMER_SIGNALS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
+
+#: Code that swallowed a stop, or that cleans up, is left alone for this long.
+RAISE_AGAIN_S = 0.9
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 T = TypeVar("T")
 
@@ -38,7 +46,8 @@ class Guard:
     def __init__(self, word: WordFile) -> None:
         self._word = word
         self._armed = ""  #: the job that a first stop signal may break off
-        self._running = ""  #: the job whose code is on the stack; a second signal may break it off
+        self._running = ""  #: the job whose code is on the stack; a later signal may break it off
+        self._raised_at = 0.0
         #: The current job was told to stop. Whatever its code made of that, it is cancelled.
         self.stopped = False
 
@@ -72,12 +81,16 @@ class Guard:
         here = frame is None or frame.f_code is Guard.call.__code__
         job = self._armed
         if job:
-            if self._word.read().cancel == job:
+            if self._word.read().cancel == job and not _is_importing(frame):
                 if here:
                     self._running = ""
                 self._stop()
-        elif self._running and self.stopped and not here:
+        elif self._running and self.stopped and not here and self._may_raise_again(frame):
+            self._raised_at = monotonic()
             raise JobStopped
+
+    def _may_raise_again(self, frame: FrameType | None) -> bool:
+        return monotonic() - self._raised_at >= RAISE_AGAIN_S and not _is_importing(frame)
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._armed:
@@ -91,4 +104,14 @@ class Guard:
     def _stop(self) -> None:
         self._armed = ""
         self.stopped = True
+        self._raised_at = monotonic()
         raise JobStopped
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether user code is inside an import statement, here or further up the stack."""
+    while frame is not None and frame.f_code is not Guard.call.__code__:
+        if frame.f_code.co_filename == _IMPORT_SYSTEM:
+            return True
+        frame = frame.f_back
+    return False

@@ -41,6 +41,7 @@ _TREES_S = 1.0
 _REPLY_LINGER_S = 0.02
 _REPLY_MOST_S = 10.0
 _KILL_WAIT_S = 5.0
+_SIGNAL_AGAIN_S = 0.1
 _RAY_WAIT_S = 0.3
 
 
@@ -271,11 +272,13 @@ class Keeper:
             runs = word.state in leasing.RUNNING and word.job == job and word.cancel == job
             return leasing.revoked(word, time.monotonic()) if runs else None
 
-        await asyncio.sleep(grace_s / 2)
-        word = ward.word()
-        if word.job == job and word.cancel == job and word.state in leasing.RUNNING:
-            ward.signal(STOP_SIGNAL)  # the first may have been swallowed, by a __del__ for one
-        await asyncio.sleep(grace_s / 2)
+        end = time.monotonic() + grace_s
+        while (left_s := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(_SIGNAL_AGAIN_S, left_s))
+            word = ward.word()
+            if ward.exited or word.job != job or word.state not in leasing.RUNNING:
+                return
+            ward.signal(STOP_SIGNAL)  # the last one may have been swallowed, or met an import
         try:
             left = await ward.change(give_up, 1.0)
         except WordStuck:

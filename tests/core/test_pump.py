@@ -523,6 +523,15 @@ def test_a_reply_that_the_worker_no_longer_has_is_a_loss(lost):
     ]
 
 
+@pytest.mark.parametrize(
+    ("stopped", "cause"), [("timeout", "timeout"), ("cancelled", "cancelled"), ("", "lost")]
+)
+def test_a_worker_that_is_killed_on_purpose_before_it_replays_is_no_loss(lost, stopped, cause):
+    lost.handle(settled(True, alive=True, stopped=stopped))
+    (end, _) = jobs(lost.handle(ReplayFailed(2.5, "a", L1)))
+    assert end.cause == cause
+
+
 def test_a_late_second_verdict_changes_nothing(lost):
     lost.handle(settled(True))
     assert lost.handle(settled(False)) == []

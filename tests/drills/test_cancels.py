@@ -6,6 +6,7 @@ die: every job here lets itself be stopped.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -177,4 +178,5 @@ def _assert_children_went_with_their_jobs(storms: list[Storm]) -> None:
             if storm.ended[token] in ("cancelled", "timeout"):
                 eventually(lambda child=child: is_gone(child))
             else:
-                os.kill(child, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)

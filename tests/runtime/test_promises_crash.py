@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,14 +171,13 @@ def test_a_controller_that_dies_is_back_and_loses_nothing(pool: Any, tmp_path: P
     worker = single.submit(jobs.pid).result(timeout_s=PATIENCE_S)
     running = single.submit(jobs.mark_and_sleep, str(started), 1.0)
     waiting = [single.submit(jobs.pid) for _ in range(20)]
-    other = fp.options(profile="single", caller="other").submit(jobs.pid)
     eventually(lambda: lines(started))
     epoch, pid = ray.get(pool.ping.remote())
     os.kill(pid, signal.SIGKILL)
     assert running.result(timeout_s=PATIENCE_S) == worker
     assert {job.result(timeout_s=PATIENCE_S) for job in waiting} == {worker}
-    assert other.result(timeout_s=PATIENCE_S) != worker
     assert eventually(lambda: _epoch(pool)) > epoch
+    assert warm_pid(profile="single", caller="other") != worker
 
 
 def _epoch(pool: Any) -> int:
@@ -246,6 +246,27 @@ def test_a_client_that_dies_leaves_nothing_to_strangers(tmp_path: Path) -> None:
     assert warm_pid(profile="single", caller="stranger") != worker
     eventually(lambda: is_gone(worker) and is_gone(child))
     assert not never.exists()
+
+
+@ray.remote(num_cpus=0)
+class Hangs:
+    def hang(self) -> None:
+        time.sleep(600)
+
+
+def test_a_tether_whose_connection_breaks_is_no_dead_client(pool: Any, tmp_path: Path) -> None:
+    started, go = tmp_path / "started", tmp_path / "go"
+    job = fp.options(profile="single", caller="tied").submit(
+        jobs.mark_and_wait, str(started), str(go)
+    )
+    eventually(lambda: lines(started))
+    (client,) = [c["client"] for c in fp.status()["clients"] if c["pid"] == os.getpid()]
+    actor = Hangs.remote()
+    broken = actor.hang.remote()
+    ray.kill(actor)
+    ray.get(pool.watch_client.remote(client, [broken]))
+    go.touch()
+    assert job.result(timeout_s=PATIENCE_S) == int(lines(started)[0])
 
 
 # ---------------------------------------------------------------- a reply is lost
