@@ -155,6 +155,9 @@ class PoolConfig(_Group):
     #: second starts a worker about as fast as two cores can.
     refill_rate_per_s: PositiveAmount = 2.0
     refill_burst: Annotated[int, Field(ge=1)] = 4
+    #: Refills wait until no promotion was asked for so long: a process that starts beside a
+    #: promotion doubles its latency on a small machine. A quarter second outlasts a handover.
+    refill_quiet_s: Seconds = 0.25
     #: First pause after a failed start; doubled up to the maximum. Half a second forgives a hiccup.
     start_backoff_s: PositiveSeconds = 0.5
     start_backoff_max_s: PositiveSeconds = 30.0
@@ -244,6 +247,7 @@ class PoolConfig(_Group):
             idle_cap=_or_inf(self.idle_cap_gpus),
             refill_rate_per_s=self.refill_rate_per_s,
             refill_burst=self.refill_burst,
+            refill_quiet_s=self.refill_quiet_s,
             start_backoff_s=self.start_backoff_s,
             start_backoff_max_s=self.start_backoff_max_s,
             breaker_failures=self.breaker_failures,

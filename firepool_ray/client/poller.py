@@ -1,7 +1,8 @@
 """One daemon thread per client that collects the controller's answers to syncs.
 
 Usually one long poll is parked; a newer sync releases it. Replies carry actor handles, which Ray
-must not rebuild on its own callback threads: hence a thread of ours.
+must not be asked to load on its own callback thread: that thread only hears that a reply is there
+(the flag, its first return), and this one fetches it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from firepool_ray.runtime.protocol import SyncReply, SyncRequest
 
 log = logging.getLogger(__name__)
 
-#: How soon a newer sync is noticed where the older one is stuck (its controller hangs).
-_LOOK_S = 0.25
-
 
 class Poller:
     def __init__(
@@ -31,53 +29,32 @@ class Poller:
         self._transport = transport
         self._on_reply = on_reply
         self._on_failure = on_failure
-        self._sent: queue.SimpleQueue[tuple[int, object] | None] = queue.SimpleQueue()
-        self._outstanding: dict[object, int] = {}
-        self._stopped = False
+        self._answered: queue.SimpleQueue[tuple[int, object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="firepool-poller", daemon=True)
         self._thread.start()
 
     def send(self, request: SyncRequest) -> None:
         """In the calling thread, so that demand does not wait for a change of threads."""
+        seq = request.seq
         try:
-            ref = self._transport.sync(request)
+            self._transport.sync(request, lambda reply: self._answered.put((seq, reply)))
         except CallFailed as error:
-            self._on_failure(request.seq, str(error))
-            return
-        self._sent.put((request.seq, ref))
+            self._on_failure(seq, str(error))
 
     def stop(self) -> None:
-        self._stopped = True
-        self._sent.put(None)
+        self._answered.put(None)
 
     def _serve(self) -> None:
-        while not self._stopped:
+        while (item := self._answered.get()) is not None:
             try:
-                self._take_sent()
-                if self._outstanding and not self._stopped:
-                    self._collect()
+                self._collect(*item)
             except Exception:
                 log.exception("the pool's news could not be collected")
 
-    def _take_sent(self) -> None:
-        """What was sent meanwhile; sleeps while nothing is outstanding."""
-        block = not self._outstanding
-        while True:
-            try:
-                item = self._sent.get(block)
-            except queue.Empty:
-                return
-            if item is None:
-                return
-            self._outstanding[item[1]] = item[0]
-            block = False
-
-    def _collect(self) -> None:
-        for ref in self._transport.any_ready(list(self._outstanding), _LOOK_S):
-            seq = self._outstanding.pop(ref)
-            try:
-                reply = self._transport.collect(ref)
-            except PoolUnavailable as error:
-                self._on_failure(seq, str(error))
-            else:
-                self._on_reply(seq, reply)
+    def _collect(self, seq: int, ref: object) -> None:
+        try:
+            reply = self._transport.collect(ref)
+        except PoolUnavailable as error:
+            self._on_failure(seq, str(error))
+        else:
+            self._on_reply(seq, reply)

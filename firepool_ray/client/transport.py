@@ -291,10 +291,14 @@ class Transport:
             self._tether = self.controller.tether.remote(client)
             self.controller.watch_client.remote(client, [self._tether])
 
-    def sync(self, request: SyncRequest) -> Any:
-        """The reference of the reply, for ``collect``."""
+    def sync(self, request: SyncRequest, on_answer: Callable[[Any], None]) -> None:
+        """State this client's situation; ``on_answer`` gets the reply's reference, to ``collect``.
+
+        It is called on Ray's thread, once the reply is there or has failed.
+        """
         with _sending():
-            return self.controller.sync.remote(request)
+            flag, reply = self.controller.sync.options(num_returns=2).remote(request)
+            self._notify(flag, lambda value, error: on_answer(reply))
 
     def collect(self, ref: Any) -> SyncReply:
         """Raises ``PoolUnavailable`` where the controller could not answer."""

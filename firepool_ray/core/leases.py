@@ -44,6 +44,7 @@ def promote(pool: Pool, worker: Worker, claim: Claim, at: float) -> None:
     worker.client = entry.client
     worker.fence = pool.fence()
     device.active, device.next = worker, None
+    pool.promoted_at = at
     ledger.charge(pool, worker, at)
     pool.agenda.cancel(("lane", worker.lane.id))
     pool.out.append(PromoteWorker(worker.id, worker.fence, worker.key, worker.client))

@@ -123,6 +123,8 @@ class PoolSpec:
     idle_cap: float = float("inf")  #: units that may be held idle (static; a budget later)
     refill_rate_per_s: float = 2.0  #: token bucket that paces standby refills
     refill_burst: int = 4
+    #: refills wait until no promotion was asked for so long, and never more than four times that
+    refill_quiet_s: float = 0.0
     stale_s: float = 10.0  #: demand not stated again for so long is taken as gone
     reclaim_s: float = 10.0  #: leases nobody claims after a controller restart go after this
     start_backoff_s: float = 0.5

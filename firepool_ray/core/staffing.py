@@ -96,7 +96,13 @@ def _start_for_demand(pool: Pool, profile: Profile, at: float) -> None:
 
 
 def refill(pool: Pool, at: float) -> None:
-    """Start missing standbys as far as the token bucket allows."""
+    """Start missing standbys as far as the token bucket allows, and not amid promotions."""
+    pool.lacking_since = min(pool.lacking_since, at)
+    quiet_s = pool.spec.refill_quiet_s
+    hold = min(pool.promoted_at + quiet_s, pool.lacking_since + 4 * quiet_s)
+    if at < hold:
+        pool.agenda.set_earlier(("refill", ""), hold)
+        return
     rate, burst = pool.spec.refill_rate_per_s, float(pool.spec.refill_burst)
     pool.tokens = min(burst, pool.tokens + max(0.0, at - pool.tokens_at) * rate)
     pool.tokens_at = at
@@ -113,6 +119,8 @@ def refill(pool: Pool, at: float) -> None:
             del pool.refill[name]
         elif (when := max(profile.retry_at, profile.open_until)) > at:
             pool.agenda.set_earlier(("refill", ""), when)
+    if not pool.refill:
+        pool.lacking_since = float("inf")
 
 
 # ---------------------------------------------------------------- failures

@@ -332,6 +332,8 @@ class Pool:
     #: blocked clients that stated their situation: looked at for a circle after placement
     suspects: dict[str, None] = field(default_factory=dict)
     room_for: str = ""  #: the profile for which lanes of others go; only it may grow meanwhile
+    promoted_at: float = float("-inf")  #: the last promotion asked for
+    lacking_since: float = float("inf")  #: standbys are missing since then
     tokens: float = 0.0
     tokens_at: float = 0.0
     open: bool = False  #: reconciled: decisions are taken

@@ -192,8 +192,16 @@ class Controller:
         if self._ending:
             raise PoolUnavailable("the pool is shutting down")
 
-    async def sync(self, request: SyncRequest) -> SyncReply:
-        """A client's whole situation; answered when there is news for it (the long poll)."""
+    @ray.method(num_returns=2)
+    async def sync(self, request: SyncRequest) -> tuple[None, SyncReply]:
+        """A client's whole situation; answered when there is news for it (the long poll).
+
+        The first return is plain: a client hears of the answer by it, and loads the second, which
+        holds actor handles, where loading may take its time.
+        """
+        return None, await self._answer(request)
+
+    async def _answer(self, request: SyncRequest) -> SyncReply:
         await self._booted.wait()
         self._in_charge()
         box = self._boxes.get(request.client)

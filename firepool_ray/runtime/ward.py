@@ -36,7 +36,7 @@ class History(NamedTuple):
             return Settled(True, running, alive, stopped)
         if any(record.job == job for _, record in self.records):
             return Settled(True, False, alive, stopped)
-        forgotten = len(self.records) >= RING_RECORDS and self.records[0][0] >= fence
+        forgotten = len(self.records) >= RING_RECORDS and self.records[0][0] > fence
         return Settled(None if forgotten else False, False, alive, stopped)
 
 

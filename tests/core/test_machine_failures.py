@@ -281,6 +281,23 @@ def test_a_reserved_standby_of_a_quarantined_lane_is_set_free() -> None:
     assert desk.pool.devices["a0"].next is None
 
 
+def test_a_quarantined_lane_takes_its_shared_device_out_of_use() -> None:
+    desk = Desk(pool(profile("p", max_lanes=1), profile("q", max_lanes=1)), start=False)
+    for lane, name in (("x", "p"), ("y", "q")):
+        desk.do(ev.LaneAdopted(0.0, lane, name, "n1", "gpu-7"))
+        desk.do(ev.WorkerAdopted(0.0, f"{lane}s", lane, 0, "standby"))
+    desk.do(ev.Reconciled(0.0))
+    (lease,) = desk.hold("c1", want(profile="p"))
+    desk.do(ev.WorkerExited(1.0, lease.worker, "killed"))
+    desk.do(ev.RetireFailed(11.0, lease.worker, "a process hangs"))
+    assert desk.sync("c2", want(BOB, profile="q"), at=11.1) == []
+    assert desk.pool.devices["gpu-7"].next is None
+    (promote,) = [
+        a for a in desk.do(ev.WorkerRetired(12.0, lease.worker)) if isinstance(a, PromoteWorker)
+    ]
+    assert promote.worker == "ys"
+
+
 # ---------------------------------------------------------------- nodes
 
 

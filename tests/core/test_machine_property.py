@@ -13,9 +13,11 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import random
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -240,6 +242,73 @@ def nonsense(world: World) -> st.SearchStrategy[ev.Event]:
             st.just(()),
         ),
     )
+
+
+def random_spec(chance: random.Random) -> PoolSpec:
+    return PoolSpec(
+        (
+            ProfileSpec(
+                "p",
+                gpus=chance.choice([0.0, 1.0, 0.5]),
+                standbys=chance.choice([0, 1, 1, 2]),
+                min_lanes=chance.choice([0, 1]),
+                max_lanes=chance.choice([1, 2, 3]),
+                keep_alive_s=chance.choice([0.5, 5.0, 60.0]),
+                lane_keep_s=chance.choice([0.0, 20.0, 300.0]),
+            ),
+            ProfileSpec(
+                "q",
+                gpus=chance.choice([1.0, 2.0]),
+                standbys=chance.choice([0, 1]),
+                max_lanes=2,
+                lane_keep_s=30.0,
+            ),
+        ),
+        (
+            QueueSpec("a", quota=chance.choice([1.0, 2.0, INF]), limit=chance.choice([2, 3, INF])),
+            QueueSpec("b", quota=1.0, weight=2.0),
+        ),
+        max_gpus=chance.choice([2.0, 3.0, INF]),
+        breaker_open_s=10.0,
+        start_backoff_max_s=5.0,
+    )
+
+
+def walk(seed: int, steps: int = 30) -> None:
+    """The same rules in a plain random walk: Hypothesis shrinks better, but walks less far."""
+    chance = random.Random(seed)
+    machine = PoolMachine()
+    machine.begin(random_spec(chance), seed)
+    for _ in range(steps):
+        then_s = chance.choice([0.0, 0.01, 0.1, 0.5, 2.0, 6.0, 15.0])
+        kind = chance.random()
+        if kind < 0.35 and machine.alive():
+            machine.submit(
+                chance.randrange(100),
+                chance.choice("ppq"),
+                chance.choice([1, 1, 3, 10]),
+                chance.choice([0, 0, 1]),
+                chance.choice([None, None, None, 8.0]),
+                chance.choice(["", "", "d"]),
+                chance.choice([(), (), (), (), ("p",), ("q",), ("p", "p")]),
+                0.0,
+            )
+        elif kind < 0.7:
+            machine.time_passes(then_s)
+        else:
+            machine.trouble(chance.choice(TROUBLES), chance.randrange(1000), 0.0)
+    machine.teardown()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_walks(part: int) -> None:
+    count = EXPLORE or 30
+    first = random.SystemRandom().randrange(2**32) if EXPLORE else part * count
+    for seed in range(first, first + count):
+        try:
+            walk(seed)
+        except AssertionError as error:
+            raise AssertionError(f"walk({seed}): {error}") from error
 
 
 PoolMachine.TestCase.settings = settings(
