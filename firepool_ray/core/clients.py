@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from firepool_ray.core import events as ev
-from firepool_ray.core import leases, ledger, nested, queueing, staffing
+from firepool_ray.core import growth, leases, ledger, nested, queueing, staffing
 from firepool_ray.core.actions import SendRejection, SendRevoked
 from firepool_ray.core.model import Caller, Demand, LeaseId, Rejection
 from firepool_ray.core.state import Client, Entry, Pool
@@ -120,7 +120,7 @@ def _restate(pool: Pool, client: Client, demands: tuple[Demand, ...], at: float)
         queueing.refresh(pool, entry)
         if entry.unmet > 0:
             profile = queueing.profile_of(pool, entry)
-            why = staffing.impossible(pool, profile, queueing.queue_of(pool, entry))
+            why = growth.impossible(pool, profile, queueing.queue_of(pool, entry))
             if why:
                 entry.count = 0
                 queueing.refresh(pool, entry)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from firepool_ray.core import events as ev
-from firepool_ray.core import leases, staffing
+from firepool_ray.core import growth, leases, staffing
 from firepool_ray.core.actions import RemoveLane
 from firepool_ray.core.shelves import shelve
 from firepool_ray.core.state import Device, Lane, Pool
@@ -33,7 +33,7 @@ def on_lane_ready(pool: Pool, event: ev.LaneReady) -> None:
     if lane.needed and staffing.may_start(pool, profile, event.at):
         staffing.start(pool, lane, event.at, fresh=True)
     shelve(pool, lane.device)
-    staffing.watch_unused(pool, lane.device, event.at)
+    growth.watch_unused(pool, lane.device, event.at)
 
 
 def join_device(pool: Pool, lane: Lane, name: str) -> None:
@@ -55,7 +55,7 @@ def on_lane_failed(pool: Pool, event: ev.LaneFailed) -> None:
         raise IllegalTransition(f"lane {lane.id} is {lane.state}, not growing")
     lane.profile.growing -= 1
     lane.draining = True
-    staffing.uncount(pool, lane)
+    growth.uncount(pool, lane, event.at)
     lane.move("retiring")
     pool.out.append(RemoveLane(lane.id))
     staffing.grow_failed(pool, lane.profile, event.reason, event.at)
@@ -74,7 +74,7 @@ def on_lane_removed(pool: Pool, event: ev.LaneRemoved) -> None:
     if not lane.device.lanes:
         pool.devices.pop(lane.device.id, None)
     pool.reserved_gpus = max(0.0, pool.reserved_gpus - lane.profile.spec.gpus)
-    pool.releasing_gpus = max(0.0, pool.releasing_gpus - lane.profile.spec.gpus)
+    pool.releasing.pop(lane.id, None)
     pool.agenda.cancel(("lane", lane.id))
     for profile in pool.profiles.values():
         pool.dirty[profile.spec.name] = None
@@ -89,7 +89,7 @@ def on_node_lost(pool: Pool, event: ev.NodeLost) -> None:
     ]
     for lane in lost:
         lane.draining = True
-        staffing.uncount(pool, lane)
+        growth.uncount(pool, lane, event.at)
         pool.agenda.cancel(("lane", lane.id))
         for worker in lane.workers():
             if worker.state != "leaving":
@@ -98,7 +98,7 @@ def on_node_lost(pool: Pool, event: ev.NodeLost) -> None:
     for lane in lost:
         leases.promote_next(pool, lane.device, event.at)
         shelve(pool, lane.device)
-        staffing.close_if_empty(pool, lane)
+        growth.close_if_empty(pool, lane)
     for profile in pool.profiles.values():
         pool.dirty[profile.spec.name] = None
 
@@ -109,9 +109,9 @@ def on_node_draining(pool: Pool, event: ev.NodeDraining) -> None:
         if lane.draining or lane.state not in ("ready", "quarantined"):
             continue
         was_used = lane.device.active is not None
-        staffing.retire(pool, lane, "its node is draining", event.at)
+        growth.retire(pool, lane, "its node is draining", event.at)
         if was_used:
-            staffing.replace(pool, lane.profile, event.at)
+            growth.replace(pool, lane.profile, event.at)
     for profile in pool.profiles.values():
         pool.dirty[profile.spec.name] = None
 

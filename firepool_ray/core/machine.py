@@ -15,6 +15,7 @@ from firepool_ray.core import (
     adoption,
     clients,
     eviction,
+    growth,
     lane_news,
     leases,
     nested,
@@ -118,7 +119,7 @@ def _fire(pool: Pool, owner: tuple[str, str], at: float) -> None:
     elif kind == "lane":
         lane = pool.lanes.get(name)
         if lane is not None:
-            staffing.unused(pool, lane, at)
+            growth.unused(pool, lane, at)
     elif kind == "place":
         pool.dirty[name] = None
     elif kind == "patience":
@@ -157,6 +158,6 @@ def _on_reconciled(pool: Pool, event: ev.Reconciled) -> None:
     for profile in pool.profiles.values():
         pool.dirty[profile.spec.name] = None
     for lane in pool.lanes.values():
-        staffing.watch_unused(pool, lane.device, event.at)
+        growth.watch_unused(pool, lane.device, event.at)
         shelve(pool, lane.device)
     clients.reconciled(pool, event.at)

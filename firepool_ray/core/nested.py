@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from firepool_ray.core import queueing, staffing
+from firepool_ray.core import growth, queueing
 from firepool_ray.core.actions import SendRejection
 from firepool_ray.core.model import LeaseId, Rejection
 from firepool_ray.core.state import EPSILON, HELD_STATES, Client, Entry, Pool, Profile, Worker
@@ -104,7 +104,7 @@ def _keepers_of_gpus(pool: Pool, profile: Profile) -> list[Worker] | None:
             if lane.device.active is None:
                 return None
             keepers.append(lane.device.active)
-    if not staffing.fits_beside_minimum(pool, profile):
+    if not growth.fits_beside_minimum(pool, profile):
         return keepers
     for other in pool.profiles.values():
         may_give = other.spec.gpus > 0 and other.counted > other.spec.min_lanes

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from firepool_ray.core import events as ev
-from firepool_ray.core import leases, placement, staffing
+from firepool_ray.core import growth, leases, placement, staffing
 from firepool_ray.core.actions import RetireWorker
 from firepool_ray.core.model import Fence
 from firepool_ray.core.shelves import clear_idle, set_idle, shelve
@@ -52,7 +52,7 @@ def on_worker_started(pool: Pool, event: ev.WorkerStarted) -> None:
     if pool.open:
         placement.place(pool, profile, event.at)
     worker.fresh = False
-    staffing.watch_unused(pool, worker.lane.device, event.at)
+    growth.watch_unused(pool, worker.lane.device, event.at)
 
 
 def on_worker_start_failed(pool: Pool, event: ev.WorkerStartFailed) -> None:
@@ -179,8 +179,8 @@ def on_worker_retired(pool: Pool, event: ev.WorkerRetired) -> None:
         lane.move("ready")
     leases.promote_next(pool, lane.device, event.at)
     shelve(pool, lane.device)
-    staffing.watch_unused(pool, lane.device, event.at)
-    staffing.close_if_empty(pool, lane)
+    growth.watch_unused(pool, lane.device, event.at)
+    growth.close_if_empty(pool, lane)
 
 
 def on_retire_failed(pool: Pool, event: ev.RetireFailed) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from firepool_ray.core import eviction, leases, queueing, sharing, staffing
+from firepool_ray.core import eviction, growth, leases, queueing, sharing, staffing
 from firepool_ray.core.model import ReuseKey
 from firepool_ray.core.ordered import Ordered
 from firepool_ray.core.shelves import standby_of
@@ -30,8 +30,20 @@ def place(pool: Pool, profile: Profile, at: float) -> None:
             break
     for queue, order in queueing.full_queues(pool, profile):
         _exchange_within(pool, profile, queue, order, at)
-    staffing.supply(pool, profile, at)
+    _supply(pool, profile, at)
     sharing.relieve(pool, profile, at)
+
+
+def _supply(pool: Pool, profile: Profile, at: float) -> None:
+    """Get workers under way for demand that nothing ready can serve: cold starts, then growth."""
+    growth.keep_minimum(pool, profile, at)
+    if not any(profile.waiting.values()):
+        return
+    if staffing.may_start(pool, profile, at):
+        staffing.start_for_demand(pool, profile, at)
+    else:
+        staffing.look_again(pool, profile, max(profile.retry_at, profile.open_until), at)
+    growth.grow_for_demand(pool, profile, at)
 
 
 def _pass_over(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from firepool_ray.core import leases, ledger, queueing, staffing
+from firepool_ray.core import growth, leases, ledger, queueing
 from firepool_ray.core.model import Caller
 from firepool_ray.core.shelves import standby_of
 from firepool_ray.core.state import EPSILON, Claim, Entry, Lane, Pool, Profile, Worker
@@ -73,7 +73,7 @@ def _serve_first_those_without(pool: Pool, overdue: list[Entry], at: float) -> N
 def _make_room(pool: Pool, profile: Profile, overdue: list[Entry], at: float) -> None:
     """Lanes of other profiles go, once their jobs have finished, where GPUs are all taken."""
     entry = next((e for e in overdue if e.unmet > 0), None)
-    if entry is None or not staffing.lacks_only_gpus(pool, profile, at):
+    if entry is None or not growth.lacks_only_gpus(pool, profile, at):
         return
     queue = queueing.queue_of(pool, entry)
     units = profile.spec.unit
@@ -84,14 +84,14 @@ def _make_room(pool: Pool, profile: Profile, overdue: list[Entry], at: float) ->
         lane for p in others if p.counted > p.spec.min_lanes for lane in list(p.lanes.values())
     ]
     busy = _busy_by_caller(pool, lanes)
-    while staffing.lacks_only_gpus(pool, profile, at):
+    while growth.lacks_only_gpus(pool, profile, at):
         victim = _victim_for(pool, profile, entry, busy, at)
         if victim is None:
             return
         other = victim.lane.profile
         if other.counted > other.spec.min_lanes:
             pool.room_for = profile.spec.name
-            staffing.retire(pool, victim.lane, "its GPUs are needed by another profile", at)
+            growth.retire(pool, victim.lane, "its GPUs are needed by another profile", at)
 
 
 def _busy_by_caller(pool: Pool, lanes: Iterable[Lane]) -> dict[Caller, list[Worker]]:

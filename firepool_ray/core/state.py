@@ -325,8 +325,8 @@ class Pool:
     idle: Ordered[Worker] = field(default_factory=Ordered)  #: all idle bound workers, oldest first
     idle_units: float = 0.0
     idle_cap: float = float("inf")
-    reserved_gpus: float = 0.0  #: GPUs of all lanes that are not retiring
-    releasing_gpus: float = 0.0  #: part of them on its way back
+    reserved_gpus: float = 0.0  #: GPUs of all lanes, until they are removed
+    releasing: dict[str, tuple[Lane, float]] = field(default_factory=dict)  #: that go, since when
     agenda: Agenda[tuple[str, str]] = field(default_factory=Agenda)
     refill: dict[str, None] = field(default_factory=dict)  #: profiles with lanes to refill
     #: blocked clients that stated their situation: looked at for a circle after placement

@@ -77,6 +77,7 @@ class Effects:
         self._boxes = boxes
         self._on_stale = on_stale
         self._tasks: set[asyncio.Task[None]] = set()
+        self._creating: dict[str, asyncio.Future[Any]] = {}  #: workers Ray is registering
         self.lanes: dict[str, LaneHandle] = {}
         self.workers: dict[str, WorkerHandle] = {}
         self._table: dict[type[do.Action], Callable[[Any], Coroutine[Any, Any, None]]] = {
@@ -111,8 +112,9 @@ class Effects:
             self._on_stale(str(error))
         except NodeGone:
             log.info("%s: its node is gone", action)  # NodeLost tells the core
-        except Exception:
+        except Exception as error:
             log.exception("effect failed: %s", action)
+            self._feed(_failure_of(action, f"{type(error).__name__}: {error}"))
 
     def _send_grant(self, action: do.SendGrant) -> None:
         box = self._boxes.get(action.client)
@@ -173,6 +175,8 @@ class Effects:
     async def _start_worker(self, action: do.StartWorker) -> None:
         lane = self.lanes.get(action.lane)
         if lane is None:
+            gone = ev.WorkerStartFailed(time.monotonic(), action.worker, "its lane is gone")
+            self._feed(gone)
             return
         profile = self._config.profiles[lane.profile]
         try:
@@ -212,9 +216,13 @@ class Effects:
             preload=tuple(profile.preload),
             env=dict(profile.env),
         )
-        handle = await asyncio.to_thread(
-            actors.create_worker, spec, profile, lane.group, link.handle
+        creation = asyncio.ensure_future(
+            asyncio.to_thread(actors.create_worker, spec, profile, lane.group, link.handle)
         )
+        self._creating[action.worker] = creation
+        creation.add_done_callback(lambda _: self._creating.pop(action.worker, None))
+        # Shielded: a start that is given up meanwhile must still leave a handle to retire.
+        handle = await asyncio.shield(creation)
         self.workers[action.worker] = WorkerHandle(handle, spec)
         ready: WorkerReady = await handle.ready.remote()
         return ready
@@ -286,6 +294,9 @@ class Effects:
 
     async def _retire_worker(self, action: do.RetireWorker) -> None:
         """Revoke whatever lease is left, kill, sweep, and let Ray know."""
+        creation = self._creating.get(action.worker)
+        if creation is not None:  # retired before Ray had registered it
+            await asyncio.to_thread(ray.kill, await asyncio.shield(creation))
         worker = self.workers.get(action.worker)
         if worker is None:
             self._feed(ev.WorkerRetired(time.monotonic(), action.worker))
@@ -327,6 +338,23 @@ class Effects:
         except (RayError, ValueError, asyncio.TimeoutError) as error:
             log.warning("worker %s did not leave in order: %s", name, error)
         await asyncio.to_thread(ray.kill, worker.handle)
+
+
+def _failure_of(action: do.Action, reason: str) -> ev.Event:
+    """Every effect ends in an event: the core would wait for ever for one that only broke."""
+    at = time.monotonic()
+    if isinstance(action, do.GrowLane):
+        return ev.LaneFailed(at, action.lane, reason)
+    if isinstance(action, do.RemoveLane):
+        return ev.LaneRemoved(at, action.lane)
+    if isinstance(action, do.StartWorker):
+        return ev.WorkerStartFailed(at, action.worker, reason)
+    if isinstance(action, do.PromoteWorker):
+        return ev.PromotionFailed(at, action.worker, action.fence, reason)
+    if isinstance(action, do.RetireWorker):
+        return ev.RetireFailed(at, action.worker, reason)
+    assert isinstance(action, do.RevokeLease | do.RegrantLease)
+    return ev.WorkerExited(at, action.worker, reason)
 
 
 def _reason(error: BaseException) -> str:

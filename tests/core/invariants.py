@@ -186,9 +186,9 @@ def _accounts(pool: Pool) -> None:
         assert profile.growing == sum(lane.state == "growing" for lane in lanes)
         assert profile.counted == sum(lane.counted for lane in lanes)
         assert all(lane.counted != lane.draining for lane in lanes)
-    gpus = [(lane.profile.spec.gpus, lane.counted) for lane in pool.lanes.values()]
-    assert isclose(pool.reserved_gpus, sum(g for g, _ in gpus), abs_tol=1e-6)
-    assert isclose(pool.releasing_gpus, sum(g for g, c in gpus if not c), abs_tol=1e-6)
+    gpus = [lane.profile.spec.gpus for lane in pool.lanes.values()]
+    assert isclose(pool.reserved_gpus, sum(gpus), abs_tol=1e-6)
+    assert pool.releasing.keys() == {lane.id for lane in pool.lanes.values() if not lane.counted}
 
 
 def _shelf_of(lane: Any) -> str:

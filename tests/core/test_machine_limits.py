@@ -243,6 +243,17 @@ def test_room_that_is_made_is_not_taken_by_others() -> None:
     assert isinstance(grow, GrowLane) and grow.profile == "big"
 
 
+def test_room_that_does_not_come_is_not_waited_for_alone() -> None:
+    spec = pool(*(profile(name, max_lanes=1) for name in "pqr"), max_gpus=2)
+    desk = ready(spec, p=1, q=1)
+    desk.hold("c1", want(profile="p"))
+    desk.do(ev.NodeDraining(0.0, "node-a0"))  # its GPU comes back, but its job lasts
+    assert desk.sync("c2", want(BOB, profile="r"), at=4.0) == []
+    assert desk.sync("c2", want(BOB, profile="r"), at=5.0, age_s=1.0) == [
+        RetireWorker("a1s0", "its GPUs are needed by another profile")
+    ]
+
+
 def test_busy_lanes_make_room_after_the_window() -> None:
     desk = room_desk()
     leases = desk.hold("c1", want(profile="small"), count=2)

@@ -300,6 +300,15 @@ def walk(seed: int, steps: int = 30) -> None:
     machine.teardown()
 
 
+#: Walks that found faults which no other test had found.
+FOUND = (4125929948,)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_walks_that_once_failed(seed: int) -> None:
+    walk(seed)
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_random_walks(part: int) -> None:
     count = EXPLORE or 30
