@@ -47,6 +47,8 @@ from firepool_ray.runtime.protocol import (
     unpack_header,
 )
 
+#: Below this the size of the object stores is not looked up.
+SURELY_FITS_BYTES = 64 << 20
 #: What a client asks of a living controller is answered within this.
 ANSWER_S = 30.0
 _ASK_AGAIN_S = 0.2
@@ -187,15 +189,16 @@ class Transport:
     # -- jobs ---------------------------------------------------------------------------------
 
     def put(self, value: Any) -> Any:
-        """Raises ``ArgumentTooLarge``."""
+        """Raises ``ArgumentTooLarge``, at once, where Ray would go on to spill to disk."""
+        size = sum(len(buffer.raw()) for buffer in value[1]) + len(value[0])
+        too_large = f"the arguments take {size / 1e6:.0f} MB, more than the object store can hold: "
+        too_large += "pass less, or have the function load the data itself"
+        if size > SURELY_FITS_BYTES and size > pools.largest_store_bytes():
+            raise ArgumentTooLarge(too_large)
         try:
             return ray.put(value)
         except (ObjectStoreFullError, OutOfDiskError, RaySystemError) as error:
-            size = sum(len(buffer.raw()) for buffer in value[1]) + len(value[0])
-            raise ArgumentTooLarge(
-                f"the arguments take {size / 1e6:.0f} MB, more than the object store can hold: "
-                "pass less, or have the function load the data itself"
-            ) from error
+            raise ArgumentTooLarge(too_large) from error
 
     def run(
         self,

@@ -88,6 +88,13 @@ def capacity(config: PoolConfig) -> dict[str, int]:
     }
 
 
+def largest_store_bytes() -> float:
+    """What the largest object store of the cluster can hold."""
+    rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    stores = [row["Resources"].get("object_store_memory", 0.0) for row in rows if row["Alive"]]
+    return max(stores, default=float("inf"))
+
+
 def _fits(profile: ProfileConfig, node: dict[str, Any]) -> int:
     labels = node.get("Labels", {})
     if any(not _matches(labels.get(key), value) for key, value in profile.labels.items()):
