@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import socket
 import time
@@ -37,6 +36,7 @@ from firepool_ray.core.model import Fence
 from firepool_ray.errors import ArgumentTooLarge, PoolUnavailable, WorkerLost
 from firepool_ray.runtime import pool as pools
 from firepool_ray.runtime import session
+from firepool_ray.runtime.cluster import join_or_start
 from firepool_ray.runtime.protocol import (
     Header,
     JobCall,
@@ -84,9 +84,7 @@ def connect(config: PoolConfig | None = None) -> Connection:
         if config is None:
             controller, started_pool, started_ray = pools.ensure_pool()
         else:
-            started_ray = not ray.is_initialized()
-            if started_ray:
-                ray.init(logging_level=logging.WARNING)
+            started_ray = join_or_start()
             started_pool = pools.find_pool() is None
             controller = pools.start_pool(config, embedded=True)
         spec = _settings_of(controller)

@@ -62,7 +62,7 @@ def describe(
         "firepool_version": importlib.metadata.version("firepool-ray"),
         "memory_bytes": rss_bytes(),
         "units": {
-            "reserved": pool.reserved_gpus,
+            "reserved": sum(lane.profile.spec.unit for lane in pool.lanes.values()),
             "held": round(held, 6),
             "idle": round(pool.idle_units, 6),
             "max": situation.finite(pool.spec.max_gpus),

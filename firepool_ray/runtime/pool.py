@@ -15,6 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from firepool_ray.config import PoolConfig, ProfileConfig
 from firepool_ray.errors import PoolUnavailable
 from firepool_ray.runtime import kv
+from firepool_ray.runtime.cluster import join_or_start
 from firepool_ray.runtime.controller import Controller
 from firepool_ray.runtime.lanes import bundle_of
 from firepool_ray.runtime.protocol import CONTROLLER_NAME, NAMESPACE
@@ -138,9 +139,7 @@ def ensure_pool() -> tuple[Any, bool, bool]:
 
     Returns (controller handle, whether the pool was started here, whether Ray was).
     """
-    started_ray = not ray.is_initialized()
-    if started_ray:
-        ray.init(logging_level=logging.WARNING, log_to_driver=True)
+    started_ray = join_or_start()
     handle = find_pool()
     if handle is not None:
         return handle, False, started_ray

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray._private.services import canonicalize_bootstrap_address
 
 from firepool_ray.errors import PoolUnavailable
+from firepool_ray.runtime.cluster import reach
 from firepool_ray.runtime.pool import find_pool
 from firepool_ray.runtime.protocol import NAMESPACE
 
-#: A host that does not accept a connection by then is down.
-REACH_S = 5.0
 #: A controller that restarts needs under 2 s; one that is silent for so long is stuck.
 ANSWER_S = 15.0
 
@@ -54,17 +51,6 @@ def cluster(address: str | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def reach(address: str) -> None:
-    """Raise ``OSError`` or ``ValueError`` unless something listens at a cluster's address.
-
-    ``ray.init`` itself tries a dead address for minutes.
-    """
-    if not address.startswith("ray://"):
-        address = canonicalize_bootstrap_address(address) or ""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
 
 
 def describe() -> dict[str, Any]:
