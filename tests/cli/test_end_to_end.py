@@ -52,6 +52,7 @@ def test_a_pool_from_up_to_down(cluster: None, tmp_path: Path) -> None:
     assert up.exit_code == 0 and "1 of 1 lanes are ready." in up.output, up.output
     assert "already running" in run("up", "-f", str(pool_file)).output
 
+    fp.start()  # an earlier module may have shut this process's client down
     job = fp.options(queue="rl", caller="me").submit(abs, -3)
     assert job.result(timeout_s=60) == 3
 

@@ -99,4 +99,3 @@ def test_an_embedded_pool_shared_by_racing_callers_told_by_ray_and_gone_with_its
         eventually(lambda: pools.find_pool() is None)
         groups = ray.util.placement_group_table().values()
         assert {row["state"] for row in groups} == {"REMOVED"}
-        fp.start()
