@@ -123,6 +123,7 @@ class WorkerIdle(Event):
 class WorkerBusy(Event):
     worker: str
     fence: Fence
+    since: float | None = None  #: when its job began; None: about now
 
 
 @dataclass(frozen=True, slots=True)

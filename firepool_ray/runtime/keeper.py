@@ -140,6 +140,12 @@ class Keeper:
         self._heard.set()
         self._heard = asyncio.Event()
 
+    def tell_orphaned(self) -> None:
+        """Nothing started on this node any more, and Ray ends what still runs within seconds."""
+        self.news.add("orphaned", "", Fence(0, 0), time.monotonic())
+        self._heard.set()
+        self._heard = asyncio.Event()
+
     async def wait_for_news(self, timeout_s: float) -> None:
         heard = self._heard
         with contextlib.suppress(asyncio.TimeoutError):

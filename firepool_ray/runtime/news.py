@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from firepool_ray.core.model import Fence
 from firepool_ray.runtime.protocol import Word, WordNews
 
-Kind = Literal["idle", "busy", "ended", "exited"]
+Kind = Literal["idle", "busy", "ended", "exited", "orphaned"]
 
 #: An idle worker that worked in between is reported anew at most this often.
 REFRESH_S = 1.0

@@ -55,6 +55,11 @@ def _parse_stat(pid: int, text: bytes) -> Process | None:
     return Process(pid, int(fields[1]), int(fields[19]), fields[0].decode())
 
 
+def name_of(pid: int) -> str:
+    """The name of a living process as the kernel knows it, at most 15 bytes; "" if it is gone."""
+    return _read(pid, "comm").decode(errors="replace").rstrip("\n")
+
+
 def start_of(pid: int) -> int:
     """Start time of a living process in clock ticks since boot. Raises ``ProcessLookupError``."""
     process = look(pid)

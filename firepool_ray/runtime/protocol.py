@@ -184,9 +184,12 @@ def unpack_header(packed: bytes) -> Header:
 
 
 class WordNews(NamedTuple):
-    """One change seen by a warden; ages in seconds, since clocks of nodes differ."""
+    """One change seen by a warden; ages in seconds, since clocks of nodes differ.
 
-    kind: Literal["idle", "busy", "ended", "exited"]
+    ``orphaned`` is about the node (``worker`` is ""): its raylet has ended, and soon all of it.
+    """
+
+    kind: Literal["idle", "busy", "ended", "exited", "orphaned"]
     worker: str
     fence: Fence
     age_s: float

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ from firepool_ray.core.actions import RevokeMode
 from firepool_ray.core.events import RevokeAnswer
 from firepool_ray.core.model import Fence
 from firepool_ray.errors import StaleEpoch
-from firepool_ray.runtime import gpu, leasing, words
+from firepool_ray.runtime import gpu, leasing, processes, words
 from firepool_ray.runtime.keeper import GRACE_S, WORD_PATIENCE_S, Keeper
 from firepool_ray.runtime.protocol import (
     NAMESPACE,
@@ -56,9 +57,23 @@ class Warden:
         os.makedirs(self._dir, mode=0o700, exist_ok=True)
         self._epoch = words.read_epoch(self._dir)
         self._keeper = Keeper(self._dir, poll_s, linger_s, _end_actor)
+        self._raylet = _raylet_above()
+        if self._raylet is not None:
+            asyncio.get_running_loop().add_reader(self._raylet.fd, self._on_orphaned, self._raylet)
 
     def __repr__(self) -> str:
         return f"FirepoolWarden(node {self._node_id[:12]})"
+
+    def _on_orphaned(self, raylet: processes.Handle) -> None:
+        """The processes of a node whose raylet was killed end one by one, within seconds.
+
+        Until then each looks healthy, so without this word a job that was lost with the first of
+        them would be sent to the next. Their jobs count as lost from here on: none may finish.
+        """
+        asyncio.get_running_loop().remove_reader(raylet.fd)
+        for ward in self._keeper.wards.values():
+            ward.signal(signal.SIGKILL)
+        self._keeper.tell_orphaned()
 
     def _check(self, epoch: int) -> None:
         if epoch < self._epoch:
@@ -363,6 +378,14 @@ class Warden:
             "workers": workers,
             "gpus": gpus,
         }
+
+
+def _raylet_above() -> processes.Handle | None:
+    """This node's raylet, where it is the parent of this process, as Ray starts its workers."""
+    parent = processes.look(os.getppid())
+    if parent is None or processes.name_of(parent.pid) != "raylet":
+        return None
+    return processes.Handle.open(parent.pid, parent.start)
 
 
 def _session_dir() -> str:

@@ -127,15 +127,19 @@ class Wardens:
                     return
                 log.warning("warden of node %s does not answer: %s", link.node[:12], error)
                 if not await self._revive(link):
-                    link.gone = True
-                    self._feed(
-                        ev.NodeLost(time.monotonic(), link.node, f"node {link.node[:12]} is lost")
-                    )
+                    self._lose(link, f"node {link.node[:12]} is lost")
                     return
                 cursor = link.state.cursor if link.state is not None else 0
                 continue
             for item in news:
+                if item.kind == "orphaned":
+                    self._lose(link, f"the raylet of node {link.node[:12]} has ended")
+                    return
                 self._feed(to_event(item))
+
+    def _lose(self, link: Link, reason: str) -> None:
+        link.gone = True
+        self._feed(ev.NodeLost(time.monotonic(), link.node, reason))
 
     async def _revive(self, link: Link) -> bool:
         """Reach the restarted warden, or start a successor; False if the node is lost."""
@@ -172,7 +176,8 @@ class Wardens:
             elif entry.word.state == "idle":
                 self._feed(ev.WorkerIdle(now, name, entry.word.fence, now - entry.age_s))
             elif entry.word.state == "busy":
-                self._feed(ev.WorkerBusy(now, name, entry.word.fence))
+                since = now - entry.age_s
+                self._feed(ev.WorkerBusy(now, name, entry.word.fence, since))
             elif entry.word.state == "revoked":
                 self._feed(ev.LeaseEnded(now, name, entry.word.fence))
 
@@ -198,7 +203,7 @@ def to_event(news: WordNews) -> ev.Event:
     if news.kind == "idle":
         return ev.WorkerIdle(now, news.worker, news.fence, now - news.age_s)
     if news.kind == "busy":
-        return ev.WorkerBusy(now, news.worker, news.fence)
+        return ev.WorkerBusy(now, news.worker, news.fence, now - news.age_s)
     if news.kind == "ended":
         return ev.LeaseEnded(now, news.worker, news.fence)
     return ev.WorkerExited(now, news.worker, news.detail or "its process is gone")

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
@@ -118,7 +121,7 @@ def test_a_node_that_dies_loses_its_jobs_and_nothing_else(pods: Pods, tmp_path: 
     eventually(lambda: not lanes_on(node))
     go.touch()
     assert safe.result(timeout_s=PATIENCE_S) == int(lines(tmp_path / "safe")[0])
-    assert is_gone(int(lines(tmp_path / "doomed")[0]))
+    eventually(lambda: is_gone(int(lines(tmp_path / "doomed")[0])))
     moved = fp.options(caller="a").submit(jobs.pid)
     assert moved.result(timeout_s=PATIENCE_S) > 0
     assert moved.info().node == other
@@ -148,6 +151,27 @@ def test_a_retried_job_runs_again_elsewhere_and_lost_values_are_clear_errors(
     error = user.exception(timeout_s=PATIENCE_S)
     assert isinstance(error, (ray.exceptions.ObjectLostError, ray.exceptions.RayActorError))
     assert fp.submit(jobs.pid).result(timeout_s=PATIENCE_S) > 0
+
+
+def test_a_node_whose_raylet_died_takes_no_more_although_its_processes_linger(pods: Pods) -> None:
+    """The warden sees the end of its raylet at once; Ray's processes there follow one by one."""
+    assert fp.options(caller="a").submit(jobs.pid).result(timeout_s=PATIENCE_S) > 0
+    node = fp.status()["lanes"][0]["node"]
+    standing = {row["lane"] for row in fp.status()["lanes"] if row["node"] == node}
+    killed_at = time.monotonic()
+    os.kill(raylet_of(pods, node), signal.SIGKILL)
+    eventually(lambda: not standing & {row["lane"] for row in fp.status()["lanes"]}, every_s=0.01)
+    # Neither Ray's verdict (half a minute) nor silence (ten seconds) was waited for.
+    assert time.monotonic() - killed_at < 8
+    moved = fp.options(caller="a").submit(jobs.pid)
+    assert moved.result(timeout_s=PATIENCE_S) > 0
+    assert moved.info().node != node
+    pods.kill(pod_of(pods, node))
+
+
+def raylet_of(pods: Pods, node_id: str) -> int:
+    infos = pod_of(pods, node_id).all_processes[PROCESS_TYPE_RAYLET]
+    return int(infos[0].process.pid)
 
 
 def test_a_draining_node_finishes_its_jobs_and_takes_no_more(pods: Pods, tmp_path: Path) -> None:
