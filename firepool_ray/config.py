@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from firepool_ray.core import keepalive
 from firepool_ray.core.model import PoolSpec, ProfileSpec, QueueSpec
 from firepool_ray.errors import ConfigError
 
@@ -76,12 +77,20 @@ class ProfileConfig(_Group):
     min_lanes: Count = 0
     #: None: as many as the cluster's resources allow.
     max_lanes: Annotated[int, Field(ge=1)] | None = None
-    #: An idle bound worker is retired after this. 60 s covers the think pauses of most agents
-    #: and one optimizer step of a small trainer.
-    keep_alive_s: Seconds = 60.0
-    #: A lane without active worker (beyond ``min_lanes``) goes after this. Longer than
-    #: ``keep_alive_s``, since a lane may have cost a node.
-    lane_keep_s: Seconds = 300.0
+    #: Until when an idle bound worker is held for its caller: ``adaptive`` (as long as the caller's
+    #: own pauses make it pay), ``fixed:SECONDS``, ``never`` or ``always``.
+    keep_alive: str = "adaptive"
+    #: What a second of a cold start is worth, in seconds of an idle worker. 1 holds the fewest
+    #: GPU-seconds in all; more buys warm starts with them. Only for ``adaptive``.
+    cold_price: PositiveAmount = 1.0
+    #: With ``adaptive``: where a caller's pauses are regular, have its workers ready just before
+    #: its next burst.
+    warm_ahead: bool = True
+    #: A lane without active worker (beyond ``min_lanes``) goes after this. None: as ``keep_alive``
+    #: says; learned from how soon lanes are needed again, where that is ``adaptive``.
+    lane_keep_s: Seconds | None = None
+    #: Kind of GPU. Budgets for idle workers are per queue and kind, over all profiles of the kind.
+    gpu_type: Name = "gpu"
     #: Modules a worker imports before it counts as standby. Empty: nothing to wait for.
     preload: Annotated[tuple[ModuleName, ...], Field(strict=False)] = ()
     #: Environment variables of every worker of the profile, set before ``preload``.
@@ -94,6 +103,12 @@ class ProfileConfig(_Group):
     #: Name of a device claim that lanes share: only one active worker among them. "": the lane is
     #: its own device, the usual case.
     device: Annotated[str, Field(pattern=rf"^({NAME_PATTERN})?$")] = ""
+
+    @field_validator("keep_alive")
+    @classmethod
+    def _is_policy(cls, text: str) -> str:
+        keepalive.parse(text)
+        return text
 
     @model_validator(mode="after")
     def _consistent(self) -> ProfileConfig:
@@ -149,8 +164,16 @@ class PoolConfig(_Group):
     window_s: PositiveSeconds = 5.0
     #: Units all lanes together may reserve. None: what the cluster has.
     max_gpus: PositiveAmount | None = None
-    #: Units that may be held idle (warm). None: keep-alive alone decides.
+    #: Units that may be held idle (warm). None: keep-alive and budgets alone decide.
     idle_cap_gpus: Amount | None = None
+    #: Part of its quota that a queue may keep idle for its callers while others want to borrow. A
+    #: quarter keeps the loops of a busy queue warm and leaves most of the quota to be borrowed.
+    idle_quota_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    #: Units of each GPU type that no budget counts on. 0: everything may be used.
+    headroom_gpus: Amount = 0.0
+    #: What a cluster queue said of quota, limit and other work there counts for so long; then the
+    #: settings below ``queues`` hold again. A minute rides out a restart of its API server.
+    signal_stale_s: PositiveSeconds = 60.0
     #: Token bucket that paces standby refills, so that they never compete with demand. 2 per
     #: second starts a worker about as fast as two cores can.
     refill_rate_per_s: PositiveAmount = 2.0
@@ -228,7 +251,10 @@ class PoolConfig(_Group):
                     standbys=profile.standbys,
                     min_lanes=profile.min_lanes,
                     max_lanes=(UNBOUNDED_LANES if profile.max_lanes is None else profile.max_lanes),
-                    keep_alive_s=profile.keep_alive_s,
+                    keep_alive=profile.keep_alive,
+                    cold_price=profile.cold_price,
+                    warm_ahead=profile.warm_ahead,
+                    gpu_type=profile.gpu_type,
                     lane_keep_s=profile.lane_keep_s,
                 )
                 for name, profile in self.profiles.items()
@@ -245,6 +271,9 @@ class PoolConfig(_Group):
             window_s=self.window_s,
             max_gpus=_or_inf(self.max_gpus),
             idle_cap=_or_inf(self.idle_cap_gpus),
+            rho=self.idle_quota_share,
+            headroom=self.headroom_gpus,
+            signal_stale_s=self.signal_stale_s,
             refill_rate_per_s=self.refill_rate_per_s,
             refill_burst=self.refill_burst,
             refill_quiet_s=self.refill_quiet_s,

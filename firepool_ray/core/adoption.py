@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from firepool_ray.core import events as ev
-from firepool_ray.core import leases, ledger
+from firepool_ray.core import holders, leases, ledger
 from firepool_ray.core.actions import RevokeLease
 from firepool_ray.core.lane_news import join_device
 from firepool_ray.core.shelves import set_idle
@@ -65,7 +65,7 @@ def _adopt_bound(pool: Pool, worker: Worker, event: ev.WorkerAdopted) -> None:
     if event.state == "revoked" or not event.client:
         worker.client = ""
     else:
-        client = leases.client_of(pool, event.client)
+        client = holders.client_of(pool, event.client)
         client.leases[worker.id] = fence
         client.callers[key.caller] = None
         ledger.caller_state(pool, key.caller, at).clients[client.id] = None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from firepool_ray.core import events as ev
-from firepool_ray.core import growth, leases, ledger, nested, queueing, staffing
+from firepool_ray.core import growth, holders, leases, ledger, nested, queueing, staffing
 from firepool_ray.core.actions import SendRejection, SendRevoked
 from firepool_ray.core.model import Caller, Demand, LeaseId, Rejection
 from firepool_ray.core.state import Client, Entry, Pool
@@ -54,7 +54,7 @@ def _apply(pool: Pool, event: ev.ClientSynced, at: float) -> None:
     if event.seq <= seq:
         return
     if client is None:
-        client = leases.client_of(pool, event.client)
+        client = holders.client_of(pool, event.client)
         client.grants = pool.departed.pop(event.client, (-1, 0))[1]
     client.seq = event.seq
     client.parent, client.blocked = event.parent, event.blocked
@@ -75,7 +75,7 @@ def _acknowledge(pool: Pool, client: Client, acked: tuple[int, int]) -> None:
         return
     for number in [n for n in client.unacked if n <= acked[1]]:
         _, entry = client.unacked.pop(number)
-        leases.uncover(pool, entry)
+        holders.uncover(pool, entry)
 
 
 def _compare_leases(pool: Pool, client: Client, held: tuple[LeaseId, ...], at: float) -> None:
@@ -207,11 +207,14 @@ def _drop(pool: Pool, client: Client, at: float) -> None:
     pool.departed[client.id] = (client.seq, client.grants)
     if len(pool.departed) > REMEMBERED_CLIENTS:
         del pool.departed[next(iter(pool.departed))]
-    for worker in [w for w in pool.idle if w.state == "unleased"]:
+    for worker in [w for w in pool.idle if not w.client]:
         assert worker.key is not None
         caller_state = pool.callers.get(worker.key.caller)
         if caller_state is None or not caller_state.clients:
-            leases.leave(pool, worker, "no client of its caller is left", at)
+            if worker.state == "unleased":
+                leases.leave(pool, worker, "no client of its caller is left", at)
+            else:  # warmed ahead
+                leases.revoke(pool, worker, "retire", "if_idle", at)
     if expected:
         for worker in list(pool.workers.values()):
             claim = worker.claim

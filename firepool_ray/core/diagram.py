@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from firepool_ray.core.pump_state import JOB_MOVES
-from firepool_ray.core.state import LANE_EDGES, WORKER_EDGES
+from firepool_ray.core.tables import LANE_EDGES, WORKER_EDGES
 
 
 def diagram(edges: Iterable[tuple[str, str, str]], first: str, last: str) -> str:

@@ -197,6 +197,25 @@ class IdleCapSet(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class QueueSignal(Event):
+    """What another system says of a queue: its own limits, and work there outside the pool.
+
+    None: it says nothing of that, and the pool's settings hold. ``running`` and ``pending`` are
+    units of work that the pool knows nothing of. ``age_s``: how old the reading is.
+    """
+
+    queue: str
+    quota: float | None = None
+    limit: float | None = None
+    weight: float | None = None
+    running: float = 0.0
+    pending: float = 0.0
+    gpu_type: str = "gpu"  #: of what ``running`` and ``pending`` use
+    age_s: float = 0.0
+    source: str = ""  #: who says so, for people
+
+
+@dataclass(frozen=True, slots=True)
 class CallerClosing(Event):
     """The caller says it is done: its idle workers go at once."""
 

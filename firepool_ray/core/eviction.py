@@ -1,15 +1,16 @@
 """Which idle worker goes first. Called by ``placement`` and ``staffing``, never for busy workers.
 
-Order: those of the queue that borrowed most beyond its quota, by weight; then the longest idle.
-(Expired ones have left already, by their keep-alive.) A worker idle for less than the linger, the
-measured cost of a promotion, counts as running: its client is between two jobs.
+Order: those of the queue that borrowed most beyond its quota, by weight; then what is worth least
+to its keep-alive (the chance of being wanted again, per GPU-second); then the longest idle. Expired
+ones have left already. A worker idle for less than the linger, the measured cost of a promotion,
+counts as running: its client is between two jobs.
 """
 
 from __future__ import annotations
 
 from itertools import islice
 
-from firepool_ray.core import budget, leases, ledger, queueing
+from firepool_ray.core import budget, leases, ledger, queueing, retention
 from firepool_ray.core.model import Caller
 from firepool_ray.core.ordered import Ordered
 from firepool_ray.core.state import EPSILON, Entry, Lane, Pool, Profile, Queue, Worker
@@ -33,7 +34,12 @@ def find_victim(
         names = [name for name in names if name == only.spec.name]
     elif len(names) > 1:
         names.sort(key=lambda n: (-pool.queues[n].borrowed, shelf[n].first_key()))
+    if entry is not None and only is None:
+        names = [name for name in names if _may_take(pool, profile, name, entry, at)]
+    costs = retention.prices(profile)
     for name in names:
+        best: Lane | None = None
+        least = 0.0
         for lane in islice(shelf[name], queueing.SCAN):
             victim = lane.device.active
             assert victim is not None and victim.idle_since is not None
@@ -44,8 +50,27 @@ def find_victim(
             if entry is None or not _is_own(victim, entry):
                 if only is not None and victim.lane.profile.spec.unit < profile.spec.unit:
                     continue  # the queue would hold more than its limit
-                return lane
+                worth = retention.worth(victim, costs, at)
+                if best is None or worth < least:
+                    best, least = lane, worth
+        if best is not None:
+            return best
     return None
+
+
+def _may_take(pool: Pool, profile: Profile, name: str, entry: Entry, at: float) -> bool:
+    """Whoever is beyond its own quota leaves other queues what their budgets let them keep.
+
+    For one window: idle capacity that nobody has come back to by then serves those who wait.
+    """
+    queue = queueing.queue_of(pool, entry)
+    if name == queue.spec.name or queue.entitled(profile.spec.unit):
+        return True
+    if at - entry.oldest_at >= pool.spec.window_s:
+        return True
+    terms = budget.terms(pool, name, profile.gpu_type, at)
+    idle = pool.queues[name].idle_of.get(profile.gpu_type, 0.0)
+    return idle > terms.budget + EPSILON
 
 
 def may_fit_others(pool: Pool, profile: Profile, at: float) -> bool:
@@ -67,10 +92,8 @@ def _is_own(victim: Worker, entry: Entry) -> bool:
 
 def trim(pool: Pool, at: float) -> None:
     """Revoke idle workers beyond what may be held, the longest idle first."""
-    if not budget.idle_excess(pool.idle_units, pool.idle_cap):
-        return
     for worker in list(islice(pool.idle, queueing.SCAN)):
-        if budget.idle_excess(pool.idle_units, pool.idle_cap) <= EPSILON:
+        if pool.idle_units <= pool.idle_cap + EPSILON:
             return
         assert worker.idle_since is not None
         ripe_at = worker.idle_since + worker.lane.profile.promote_cost_s
@@ -78,7 +101,7 @@ def trim(pool: Pool, at: float) -> None:
             pool.agenda.set_earlier(("trim", ""), ripe_at)
             return
         leases.revoke(pool, worker, "retire", "if_idle", at)
-    if budget.idle_excess(pool.idle_units, pool.idle_cap) > EPSILON:
+    if pool.idle_units > pool.idle_cap + EPSILON:
         pool.agenda.set_earlier(("trim", ""), at)
 
 
@@ -100,7 +123,7 @@ def exchange(pool: Pool, profile: Profile, queue: Queue, entry: Entry, at: float
     """
     units = profile.spec.unit
     for worker in list(islice(queue.idle, queueing.SCAN)):
-        if queue.held + queue.reserved - queue.exchanging + units <= queue.spec.limit + EPSILON:
+        if queue.held + queue.reserved - queue.exchanging + units <= queue.limit + EPSILON:
             return
         assert worker.idle_since is not None
         if _is_own(worker, entry):

@@ -6,10 +6,11 @@ when nobody uses them. Where GPUs are all reserved, lanes of other profiles make
 
 from __future__ import annotations
 
-from firepool_ray.core import eviction, leases, queueing, staffing
+from firepool_ray.core import eviction, leases, queueing, retention, staffing
 from firepool_ray.core.actions import GrowLane, RemoveLane
-from firepool_ray.core.shelves import shelve
-from firepool_ray.core.state import EPSILON, HELD_STATES, Device, Lane, Pool, Profile, Queue, Worker
+from firepool_ray.core.shelves import UNBOUND_STATES, shelve
+from firepool_ray.core.state import EPSILON, Device, Lane, Pool, Profile, Queue, Worker
+from firepool_ray.core.tables import HELD_STATES
 
 #: An unused lane that is kept because somebody waits is looked at again no sooner than this.
 UNUSED_LOOK_S = 1.0
@@ -18,10 +19,10 @@ UNUSED_LOOK_S = 1.0
 def impossible(pool: Pool, profile: Profile, queue: Queue) -> str:
     """Why the queue can never have a worker of the profile; "" if it can."""
     spec, gpus = profile.spec, profile.spec.gpus
-    if queue.spec.limit + EPSILON < spec.unit:
+    if queue.limit + EPSILON < spec.unit:
         return (
             f"a lane of profile {spec.name!r} counts {spec.unit:g}, but queue {queue.spec.name!r} "
-            f"may hold only {queue.spec.limit:g}. Raise its limit or use another queue."
+            f"may hold only {queue.limit:g}. Raise its limit or use another queue."
         )
     if profile.counted:
         return ""
@@ -56,8 +57,17 @@ def grow_for_demand(pool: Pool, profile: Profile, at: float) -> None:
         if not _has_gpus(pool, profile, at):
             _make_room(pool, profile, missing, at)
             return
+        retention.lane_wanted(profile, at)
         grow(pool, profile, at, needed=True)
         missing -= 1
+
+
+def grow_ahead(pool: Pool, profile: Profile, at: float) -> bool:
+    """One lane for workers that are warmed; False where none may be added."""
+    if not _may_grow(profile, at) or not _has_gpus(pool, profile, at):
+        return False
+    grow(pool, profile, at, needed=True)
+    return True
 
 
 def _has_gpus(pool: Pool, profile: Profile, at: float) -> bool:
@@ -173,9 +183,11 @@ def keep_minimum(pool: Pool, profile: Profile, at: float) -> None:
 def watch_unused(pool: Pool, device: Device, at: float) -> None:
     """Give the device's lanes back later if nobody uses them by then."""
     for lane in device.lanes:
-        keep_s = lane.profile.spec.lane_keep_s
+        keep_s = retention.lane_keep_s(lane.profile, at)
         if _is_unused(lane) and keep_s < float("inf"):
-            pool.agenda.set(("lane", lane.id), at + keep_s)
+            learned = lane.profile.spec.lane_keep_s is None and lane.rest_since is not None
+            since = lane.rest_since if learned and lane.rest_since is not None else at
+            pool.agenda.set(("lane", lane.id), max(at, since + keep_s))
         else:
             pool.agenda.cancel(("lane", lane.id))
 
@@ -195,8 +207,14 @@ def unused(pool: Pool, lane: Lane, at: float) -> None:
     profile = lane.profile
     if not _is_unused(lane) or profile.counted <= profile.spec.min_lanes:
         return
+    # A worker that starts or stands by there may be meant for a burst that is due.
+    warmed = bool(profile.warming) and any(w.state in UNBOUND_STATES for w in lane.workers())
+    if warmed:
+        pool.agenda.set(("lane", lane.id), at + UNUSED_LOOK_S)
+        return
     if any(profile.waiting.values()):
-        pool.agenda.set(("lane", lane.id), at + max(profile.spec.lane_keep_s, UNUSED_LOOK_S))
+        keep_s = retention.lane_keep_s(profile, at)
+        pool.agenda.set(("lane", lane.id), at + max(keep_s, UNUSED_LOOK_S))
         return
     retire(pool, lane, "unused", at)
 
@@ -220,6 +238,8 @@ def uncount(pool: Pool, lane: Lane, at: float) -> None:
     if lane.counted:
         lane.counted = False
         lane.profile.counted -= 1
+        retention.lane_gone(lane)
+        pool.giving_back.pop(lane.id, None)
         pool.releasing[lane.id] = (lane, at)
 
 

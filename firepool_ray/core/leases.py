@@ -5,7 +5,7 @@ Nothing is killed before it is revoked, and a worker that was bound serves nobod
 
 from __future__ import annotations
 
-from firepool_ray.core import ledger, queueing
+from firepool_ray.core import holders, ledger, queueing, retention
 from firepool_ray.core.actions import (
     PromoteWorker,
     RegrantLease,
@@ -13,21 +13,11 @@ from firepool_ray.core.actions import (
     RevokeLease,
     RevokeMode,
     SendGrant,
-    SendRevoked,
 )
-from firepool_ray.core.model import Grant, LeaseId
+from firepool_ray.core.model import Grant, LeaseId, ReuseKey
 from firepool_ray.core.shelves import clear_idle, set_idle, shelve
-from firepool_ray.core.state import (
-    HELD_STATES,
-    Claim,
-    Client,
-    Device,
-    Entry,
-    Pool,
-    Profile,
-    Purpose,
-    Worker,
-)
+from firepool_ray.core.state import Claim, Client, Device, Entry, Pool, Profile, Purpose, Worker
+from firepool_ray.core.tables import HELD_STATES
 
 #: Purposes for which a worker makes way for somebody else.
 FOR_OTHERS = ("handover", "recycle", "exchange")
@@ -37,29 +27,37 @@ def promote(pool: Pool, worker: Worker, claim: Claim, at: float) -> None:
     """A standby becomes the active worker of its free device, for the claim's caller."""
     entry = claim.entry
     _unreserve_units(pool, worker, claim)
-    device = worker.lane.device
     worker.move("promoting", at)
     worker.claim = claim
-    worker.key = entry.job_class.key
-    worker.client = entry.client
+    _bind(pool, worker, entry.job_class.key, entry.client, at)
+    cold_s = worker.start_s if claim.source == "cold" else None
+    retention.bound(pool, worker, min(at, entry.oldest_at), cold_s, at)
+    shelve(pool, worker.lane.device)
+
+
+def promote_ahead(pool: Pool, worker: Worker, key: ReuseKey, at: float) -> None:
+    """Bind a standby of a free device to a caller that does not want one yet, but soon will."""
+    worker.move("promoting", at)
+    worker.ahead = True
+    _bind(pool, worker, key, "", at)
+    shelve(pool, worker.lane.device)
+
+
+def _bind(pool: Pool, worker: Worker, key: ReuseKey, client: str, at: float) -> None:
+    worker.key = key
+    worker.client = client
     worker.fence = pool.fence()
-    device.active, device.next = worker, None
+    worker.lane.device.active, worker.lane.device.next = worker, None
     pool.promoted_at = at
     ledger.charge(pool, worker, at)
     pool.agenda.cancel(("lane", worker.lane.id))
-    pool.out.append(PromoteWorker(worker.id, worker.fence, worker.key, worker.client))
-    shelve(pool, device)
+    pool.out.append(PromoteWorker(worker.id, worker.fence, key, client))
 
 
 def cover(pool: Pool, entry: Entry) -> None:
     """One worker more is on its way to the entry (I4)."""
     entry.pending += 1
     entry.urgent_at = None
-    queueing.refresh(pool, entry)
-
-
-def uncover(pool: Pool, entry: Entry) -> None:
-    entry.pending -= 1
     queueing.refresh(pool, entry)
 
 
@@ -70,7 +68,7 @@ def drop_claim(pool: Pool, worker: Worker) -> None:
         return
     worker.claim = None
     _unreserve_units(pool, worker, claim)
-    uncover(pool, claim.entry)
+    holders.uncover(pool, claim.entry)
 
 
 def reserve_units(pool: Pool, standby: Worker, claim: Claim) -> None:
@@ -143,6 +141,7 @@ def move_to(pool: Pool, worker: Worker, entry: Entry, at: float) -> None:
     """An idle worker of the same reuse key goes to a sibling client."""
     cover(pool, entry)
     worker.claim = Claim(entry, "warm")
+    retention.works_again(pool, worker, max(worker.idle_since or at, min(at, entry.oldest_at)))
     clear_idle(pool, worker)
     if worker.state == "unleased":
         regrant(pool, worker, at)
@@ -181,7 +180,7 @@ def grant(pool: Pool, worker: Worker, at: float) -> None:
     worker.client = claim.entry.client
     client = owner_of(pool, claim)
     if client is None:
-        uncover(pool, claim.entry)
+        holders.uncover(pool, claim.entry)
         release(pool, worker, "drain", at)
         return
     client.grants += 1
@@ -215,7 +214,7 @@ def revoke(pool: Pool, worker: Worker, purpose: Purpose, mode: RevokeMode, at: f
         leave(pool, worker, purpose, at)
         return
     min_idle_s = 0.0
-    if mode == "if_idle" and purpose in FOR_OTHERS:
+    if mode == "if_idle" and purpose in (*FOR_OTHERS, "reclaim"):
         min_idle_s = worker.lane.profile.promote_cost_s
     clear_idle(pool, worker)
     worker.move("revoking" if mode == "if_idle" else "draining", at)
@@ -244,7 +243,7 @@ def give_up_waiting(pool: Pool, victim: Worker, at: float) -> None:
 
 def release(pool: Pool, worker: Worker, mode: RevokeMode, at: float) -> None:
     """Its client gave the lease up or is gone: back to the caller's other clients, or away."""
-    forget_lease(pool, worker)
+    holders.forget_lease(pool, worker)
     worker.client = ""
     if worker.state == "bound":
         revoke(pool, worker, "release", mode, at)
@@ -282,6 +281,9 @@ def stay(pool: Pool, worker: Worker, at: float) -> None:
     _unmark(pool, worker, at)
     worker.successor = None
     worker.move("bound", at)
+    pool.giving_back.pop(worker.lane.id, None)
+    if not worker.counted:
+        retention.works_again(pool, worker, at)
     drop_claim(pool, worker)
     device = worker.lane.device
     if device.next is not None:
@@ -292,7 +294,7 @@ def stay(pool: Pool, worker: Worker, at: float) -> None:
 
 def ended(pool: Pool, worker: Worker, at: float) -> None:
     """The lease is revoked: what its purpose asked for happens now."""
-    tell_revoked(pool, worker, at)
+    holders.tell_revoked(pool, worker, at)
     if worker.purpose == "move":
         if worker.claim is not None and _may_stay(worker) and owner_of(pool, worker.claim):
             regrant(pool, worker, at)
@@ -303,7 +305,7 @@ def ended(pool: Pool, worker: Worker, at: float) -> None:
         _unmark(pool, worker, at)
         worker.successor = None
         worker.move("unleased", at)
-        set_idle(pool, worker, at)
+        set_idle(pool, worker, worker.rest.since if worker.rest is not None else at)
         return
     leave(pool, worker, worker.purpose or "released", at)
 
@@ -321,7 +323,7 @@ def _may_stay(worker: Worker) -> bool:
 def moved(pool: Pool, worker: Worker, at: float) -> None:
     """The warden took the lease from one sibling and gave it to the other in one step."""
     assert worker.successor is not None
-    tell_revoked(pool, worker, at)
+    holders.tell_revoked(pool, worker, at)
     worker.fence, worker.successor = worker.successor, None
     _unmark(pool, worker, at)
     worker.move("bound", at)
@@ -331,35 +333,14 @@ def moved(pool: Pool, worker: Worker, at: float) -> None:
     grant(pool, worker, at)
 
 
-def tell_revoked(pool: Pool, worker: Worker, at: float) -> None:
-    """The client learns that the lease is over; its unseen grant of it is withdrawn."""
-    client = pool.clients.get(worker.client)
-    if client is not None and client.leases.get(worker.id) == worker.fence:
-        forget_lease(pool, worker)
-        lease = LeaseId(worker.id, worker.fence)
-        client.told[lease] = at
-        pool.out.append(SendRevoked(client.id, lease))
-    worker.client = ""
-
-
-def forget_lease(pool: Pool, worker: Worker) -> None:
-    client = pool.clients.get(worker.client)
-    if client is None:
-        return
-    client.leases.pop(worker.id, None)
-    for number, (issued, entry) in list(client.unacked.items()):
-        if issued.lease.worker == worker.id:
-            del client.unacked[number]
-            uncover(pool, entry)
-
-
 def leave(pool: Pool, worker: Worker, reason: str, at: float, *, kill: bool = True) -> None:
     """Kill and sweep; the device stays taken until that is done.
 
     ``kill=False`` where its node is gone: nothing is left to kill.
     """
-    tell_revoked(pool, worker, at)
+    holders.tell_revoked(pool, worker, at)
     clear_idle(pool, worker)
+    retention.gone(pool, worker, reason, at)
     _unmark(pool, worker, at)
     device = worker.lane.device
     if worker.state in HELD_STATES:
@@ -386,10 +367,3 @@ def remove(pool: Pool, worker: Worker, at: float) -> None:
         worker.lane.device.active = None
     del pool.workers[worker.id]
     pool.agenda.cancel(("sweep", worker.id))
-
-
-def client_of(pool: Pool, name: str) -> Client:
-    client = pool.clients.get(name)
-    if client is None:
-        client = pool.clients[name] = Client(name)
-    return client

@@ -44,7 +44,7 @@ def usage(pool: Pool, caller: Caller, at: float) -> float:
     if state is None:
         return 0.0
     _settle(pool, state, at)
-    return state.usage / queue_of(pool, caller).spec.weight
+    return state.usage / queue_of(pool, caller).weight
 
 
 def charge(pool: Pool, worker: Worker, at: float) -> None:
@@ -52,7 +52,9 @@ def charge(pool: Pool, worker: Worker, at: float) -> None:
     assert worker.key is not None
     units = worker.lane.profile.spec.unit
     caller = worker.key.caller
-    queue_of(pool, caller).held += units
+    queue, gpu_type = queue_of(pool, caller), worker.lane.profile.gpu_type
+    queue.held += units
+    queue.held_of[gpu_type] = queue.held_of.get(gpu_type, 0.0) + units
     state = caller_state(pool, caller, at)
     _settle(pool, state, at)
     state.held += units
@@ -65,6 +67,8 @@ def discharge(pool: Pool, worker: Worker, at: float) -> None:
     caller = worker.key.caller
     queue = queue_of(pool, caller)
     queue.held = max(0.0, queue.held - units)
+    gpu_type = worker.lane.profile.gpu_type
+    queue.held_of[gpu_type] = max(0.0, queue.held_of[gpu_type] - units)
     state = caller_state(pool, caller, at)
     _settle(pool, state, at)
     state.held = max(0.0, state.held - units)

@@ -8,7 +8,7 @@ applied, timers that are due fire, and every profile in which something changed 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from firepool_ray.core import (
@@ -21,14 +21,19 @@ from firepool_ray.core import (
     nested,
     news,
     placement,
+    reclaim,
     staffing,
+    warming,
 )
 from firepool_ray.core import events as ev
 from firepool_ray.core.actions import Action, WakeAt
+from firepool_ray.core.adaptive import Adaptive
+from firepool_ray.core.keepalive import KeepAlive
 from firepool_ray.core.model import PoolSpec
-from firepool_ray.core.queueing import head_key
+from firepool_ray.core.queueing import head_key, room_changed
+from firepool_ray.core.retention import make_policy
 from firepool_ray.core.shelves import shelve
-from firepool_ray.core.state import Pool, new_pool
+from firepool_ray.core.state import Pool, Queue, new_pool
 from firepool_ray.errors import IllegalTransition
 
 INF = float("inf")
@@ -37,11 +42,20 @@ INF = float("inf")
 class Machine:
     """Decides who gets which worker. One per controller epoch."""
 
-    def __init__(self, spec: PoolSpec, epoch: int) -> None:
-        self.pool: Pool = new_pool(spec, epoch)
+    def __init__(
+        self, spec: PoolSpec, epoch: int, policies: Mapping[str, KeepAlive] | None = None
+    ) -> None:
+        """``policies``: keep-alives by profile, in place of what the profile says."""
+        given = policies or {}
+        self.pool: Pool = new_pool(
+            spec, epoch, {p.name: given.get(p.name) or make_policy(p) for p in spec.profiles}
+        )
+        for profile in self.pool.profiles.values():
+            profile.warms = profile.spec.warm_ahead and isinstance(profile.policy, Adaptive)
         self._wake_at = INF
         self._handlers: dict[type[ev.Event], Callable[[Pool, Any], None]] = {
             ev.IdleCapSet: _on_idle_cap,
+            ev.QueueSignal: _on_signal,
             ev.CallerClosing: _on_closing,
             ev.Woke: _on_woke,
             ev.Reconciled: _on_reconciled,
@@ -108,6 +122,8 @@ def decide(pool: Pool, at: float) -> None:
                 name = min(pool.dirty, key=lambda n: head_key(pool.profiles[n]))
             del pool.dirty[name]
             placement.place(pool, pool.profiles[name], at)
+            if pool.profiles[name].warming:
+                warming.serve(pool, pool.profiles[name], at)
 
 
 def _fire(pool: Pool, owner: tuple[str, str], at: float) -> None:
@@ -122,6 +138,12 @@ def _fire(pool: Pool, owner: tuple[str, str], at: float) -> None:
             growth.unused(pool, lane, at)
     elif kind == "place":
         pool.dirty[name] = None
+    elif kind == "warm":
+        warming.fire(pool, name, at)
+    elif kind == "give back":
+        reclaim.reclaim(pool, at)
+    elif kind == "signal":
+        _forget_signal(pool, name, at)
     elif kind == "patience":
         worker = pool.workers.get(name)
         if worker is not None:
@@ -140,6 +162,39 @@ def _on_idle_cap(pool: Pool, event: ev.IdleCapSet) -> None:
     if not event.cap >= 0:
         raise IllegalTransition(f"the cap on idle units must be >= 0, not {event.cap}")
     pool.idle_cap = event.cap
+
+
+def _on_signal(pool: Pool, event: ev.QueueSignal) -> None:
+    queue = pool.queues.get(event.queue)
+    if queue is None:
+        raise IllegalTransition(f"a signal for a queue that the pool does not have: {event}")
+    said = (event.quota, event.limit, event.running, event.pending, event.age_s)
+    if any(value is not None and not value >= 0 for value in said) or event.weight == 0:
+        raise IllegalTransition(f"a queue signal out of range: {event}")
+    if event.weight is not None and not 0 < event.weight < INF:
+        raise IllegalTransition(f"a queue's weight must be positive: {event}")
+    fresh_until = event.at - event.age_s + pool.spec.signal_stale_s
+    if queue.signal is not None:
+        known_until = queue.signal.at - queue.signal.age_s + pool.spec.signal_stale_s
+        if fresh_until < known_until:
+            return  # older than what is known
+    queue.signal = event
+    pool.agenda.set(("signal", event.queue), max(event.at, fresh_until))
+    _terms_changed(pool, queue, event.at)
+
+
+def _forget_signal(pool: Pool, name: str, at: float) -> None:
+    """Nothing new was heard for too long: the pool's own settings hold again."""
+    queue = pool.queues[name]
+    if queue.signal is not None:
+        queue.signal = None
+        _terms_changed(pool, queue, at)
+
+
+def _terms_changed(pool: Pool, queue: Queue, at: float) -> None:
+    pool.budgets_at = -INF
+    room_changed(pool, queue)
+    pool.agenda.set_earlier(("give back", ""), at)
 
 
 def _on_closing(pool: Pool, event: ev.CallerClosing) -> None:

@@ -91,10 +91,14 @@ class ProfileSpec:
     standbys: int = 1  #: unbound workers kept beside the active one
     min_lanes: int = 0
     max_lanes: int = 1
-    keep_alive_s: float = 60.0  #: an idle bound worker is retired after this
-    lane_keep_s: float = 300.0  #: a lane without active worker beyond min_lanes goes after this
+    keep_alive: str = "fixed:60"  #: until when an idle bound worker is held, see ``keepalive``
+    cold_price: float = 1.0  #: what a second of a start is worth, in seconds of an idle worker
+    warm_ahead: bool = True  #: with ``adaptive``: bind workers before a burst that can be told
+    #: A lane without active worker beyond min_lanes goes after this; None: as keep_alive says.
+    lane_keep_s: float | None = 300.0
     start_cost_s: float = 1.0  #: first guess of a worker start; measured from then on
     grow_cost_s: float = 5.0  #: first guess of a lane's growth; measured from then on
+    gpu_type: str = "gpu"  #: profiles of one type share quotas' budgets; unused where gpus is 0
 
     @property
     def unit(self) -> float:
@@ -120,7 +124,10 @@ class PoolSpec:
     queues: tuple[QueueSpec, ...]
     window_s: float = 5.0  #: fairness window; one step of priority is worth this much waiting
     max_gpus: float = float("inf")  #: units that all lanes together may reserve
-    idle_cap: float = float("inf")  #: units that may be held idle (static; a budget later)
+    idle_cap: float = float("inf")  #: units that may be held idle, whatever the budgets say
+    rho: float = 0.25  #: part of its quota that a queue may keep idle while others wait
+    headroom: float = 0.0  #: units of each type that no budget counts on
+    signal_stale_s: float = 60.0  #: what a queue signal said counts for so long
     refill_rate_per_s: float = 2.0  #: token bucket that paces standby refills
     refill_burst: int = 4
     #: refills wait until no promotion was asked for so long, and never more than four times that

@@ -13,7 +13,8 @@ from collections import deque
 from firepool_ray.core import growth, queueing
 from firepool_ray.core.actions import SendRejection
 from firepool_ray.core.model import LeaseId, Rejection
-from firepool_ray.core.state import EPSILON, HELD_STATES, Client, Entry, Pool, Profile, Worker
+from firepool_ray.core.state import EPSILON, Client, Entry, Pool, Profile, Worker
+from firepool_ray.core.tables import HELD_STATES
 
 
 def suspect(pool: Pool, client: Client) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from firepool_ray.core import bursts, growth, leases, placement, reclaim, retention, staffing
 from firepool_ray.core import events as ev
-from firepool_ray.core import growth, leases, placement, staffing
 from firepool_ray.core.actions import RetireWorker
 from firepool_ray.core.model import Fence
 from firepool_ray.core.shelves import clear_idle, set_idle, shelve
@@ -45,6 +45,9 @@ def on_worker_started(pool: Pool, event: ev.WorkerStarted) -> None:
     profile = worker.lane.profile
     cost = event.at - worker.since
     profile.start_cost_s += staffing.COST_GAIN * (cost - profile.start_cost_s)
+    profile.costs.start.add(cost)
+    worker.start_s = cost + worker.lane.grow_s
+    worker.lane.grow_s = 0.0
     profile.starting -= 1
     staffing.succeeded(profile, promoted=False)
     worker.move("standby", event.at)
@@ -74,7 +77,11 @@ def on_worker_promoted(pool: Pool, event: ev.WorkerPromoted) -> None:
     profile.promote_cost_s += staffing.COST_GAIN * (cost - profile.promote_cost_s)
     staffing.succeeded(profile, promoted=True)
     worker.move("bound", event.at)
-    leases.grant(pool, worker, event.at)
+    if worker.ahead:
+        bursts.is_bound(worker)
+        set_idle(pool, worker, event.at)
+    else:
+        leases.grant(pool, worker, event.at)
     shelve(pool, worker.lane.device)
     _drain_if_leaving(pool, worker, event.at)
 
@@ -152,6 +159,9 @@ def on_worker_busy(pool: Pool, event: ev.WorkerBusy) -> None:
     if worker.heard_idle is not None and worker.heard_idle[0] == event.fence:
         worker.heard_idle = None
     if worker.fence == event.fence and worker.state == "bound":
+        if worker.idle_since is not None:
+            since = event.at if event.since is None else min(event.since, event.at)
+            retention.works_again(pool, worker, max(since, worker.idle_since))
         clear_idle(pool, worker)
 
 
@@ -179,6 +189,7 @@ def on_worker_retired(pool: Pool, event: ev.WorkerRetired) -> None:
         lane.move("ready")
     leases.promote_next(pool, lane.device, event.at)
     shelve(pool, lane.device)
+    reclaim.worker_left(pool, lane, event.at)
     growth.watch_unused(pool, lane.device, event.at)
     growth.close_if_empty(pool, lane)
 

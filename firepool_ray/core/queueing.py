@@ -122,7 +122,7 @@ def wanted_starts(pool: Pool, profile: Profile, cost_s: float, enough: int) -> i
     total = 0
     for name, order in profile.waiting.items():
         queue = pool.queues[name]
-        room = int(min(enough - total, (queue.spec.limit - queue.after(0.0) + EPSILON) / units))
+        room = int(min(enough - total, (queue.limit - queue.after(0.0) + EPSILON) / units))
         wanted = 0
         for entry in order:
             if wanted >= room:

@@ -194,9 +194,7 @@ def _victim_for(
     queue = queueing.queue_of(pool, entry)
     within = not (queue.has_room(units) and queue.entitled(units))
     mine = pool.callers.get(caller)
-    my_share = ((mine.held if mine is not None else 0.0) + entry.pending * units) / (
-        queue.spec.weight
-    )
+    my_share = ((mine.held if mine is not None else 0.0) + entry.pending * units) / (queue.weight)
     my_usage = ledger.usage(pool, caller, at)
     best: tuple[float, Caller] | None = None
     for other, workers in busy.items():
@@ -204,8 +202,8 @@ def _victim_for(
             continue
         usage = ledger.usage(pool, other, at)
         theirs = pool.callers[other]
-        left = (theirs.held - theirs.leaving - units) / pool.queues[other.queue].spec.weight
-        fair = my_share == 0 or left >= my_share + units / queue.spec.weight
+        left = (theirs.held - theirs.leaving - units) / pool.queues[other.queue].weight
+        fair = my_share == 0 or left >= my_share + units / queue.weight
         if fair and usage > my_usage and (best is None or usage > best[0]):
             best = (usage, other)
     if best is None:

@@ -15,7 +15,7 @@ Beside the shelves it keeps the profile's list of lanes that lack a standby.
 
 from __future__ import annotations
 
-from firepool_ray.core import keepalive
+from firepool_ray.core import retention
 from firepool_ray.core.ordered import Ordered
 from firepool_ray.core.state import Device, Lane, Pool, Profile, Worker
 
@@ -108,20 +108,21 @@ def _shelf(profile: Profile, name: str, queue: str) -> Ordered[Lane]:
 def set_idle(pool: Pool, worker: Worker, since: float) -> None:
     """The bound worker is known to be idle since then: it may be reused, moved or evicted."""
     assert worker.key is not None
+    queue, profile = pool.queues[worker.key.caller.queue], worker.lane.profile
     if worker.idle_since is None:
-        pool.idle_units += worker.lane.profile.spec.unit
+        pool.idle_units += profile.spec.unit
+        gpu_type = profile.gpu_type
+        queue.idle_of[gpu_type] = queue.idle_of.get(gpu_type, 0.0) + profile.spec.unit
     worker.idle_since = since
     pool.idle.add(since, worker.number, worker)
-    pool.queues[worker.key.caller.queue].idle.add(since, worker.number, worker)
+    queue.idle.add(since, worker.number, worker)
     warm = pool.warm.get(worker.key)
     if warm is None:
         warm = pool.warm[worker.key] = Ordered()
     warm.add(-since, worker.number, worker)  # newest first: last in, first out is optimal
     if worker.key in pool.wanting:
         pool.rematch[worker.key] = None
-    caller = worker.key.caller
-    closing = caller in pool.callers and pool.callers[caller].closing
-    until = keepalive.hold_until(worker.lane.profile.spec, caller, since, closing=closing)
+    until = retention.became_idle(pool, worker, since)
     if until < float("inf"):
         pool.agenda.set(("ttl", worker.id), until)
     shelve(pool, worker.lane.device)
@@ -133,9 +134,12 @@ def clear_idle(pool: Pool, worker: Worker) -> None:
         return
     assert worker.key is not None
     worker.idle_since = None
-    pool.idle_units -= worker.lane.profile.spec.unit
+    queue, profile = pool.queues[worker.key.caller.queue], worker.lane.profile
+    pool.idle_units -= profile.spec.unit
     pool.idle.discard(worker.number)
-    pool.queues[worker.key.caller.queue].idle.discard(worker.number)
+    queue.idle.discard(worker.number)
+    gpu_type = profile.gpu_type
+    queue.idle_of[gpu_type] = queue.idle_of[gpu_type] - profile.spec.unit if queue.idle else 0.0
     if not pool.idle:
         pool.idle_units = 0.0
     warm = pool.warm[worker.key]

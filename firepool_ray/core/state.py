@@ -1,4 +1,4 @@
-"""State of the controller's machine, and the transition tables that guard it.
+"""State of the controller's machine. ``tables`` says which moves are legal.
 
 Only ``machine.handle`` and the decision modules it calls (``placement``, ``leases``, ``staffing``)
 change what stands here. Nothing here decides or emits.
@@ -6,12 +6,16 @@ change what stands here. Nothing here decides or emits.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from firepool_ray.core.actions import Action
-from firepool_ray.core.events import ClientSynced
+from firepool_ray.core.costs import Costs, Mean, Rate
+from firepool_ray.core.events import ClientSynced, QueueSignal
+from firepool_ray.core.gaps import Gaps, Hold
+from firepool_ray.core.keepalive import Idle, KeepAlive
 from firepool_ray.core.model import (
     Caller,
     Fence,
@@ -25,106 +29,16 @@ from firepool_ray.core.model import (
     Source,
 )
 from firepool_ray.core.ordered import Agenda, Ordered
+from firepool_ray.core.rhythm import Rhythm
+from firepool_ray.core.tables import LANE_EDGES, WORKER_EDGES, LaneState, WorkerState
 from firepool_ray.errors import IllegalTransition
 
-WorkerState = Literal[
-    "starting",
-    "standby",
-    "reserved",
-    "promoting",
-    "bound",
-    "revoking",
-    "draining",
-    "unleased",
-    "regranting",
-    "leaving",
-    "gone",
-]
-LaneState = Literal["growing", "ready", "quarantined", "retiring", "gone"]
-
-#: worker state -> next state -> cause. Bound to a caller from ``promoting`` on.
-WORKER_EDGES: Mapping[str, Mapping[str, str]] = {
-    "starting": {
-        "standby": "WorkerStarted",
-        "leaving": "start failed, lane retired, process gone",
-        "gone": "node lost",
-    },
-    "standby": {
-        "reserved": "chosen for a handover; its device is not free yet",
-        "promoting": "chosen for waiting demand",
-        "leaving": "lane retired, process gone",
-        "gone": "node lost",
-    },
-    "reserved": {
-        "promoting": "its device is free now",
-        "standby": "the victim turned out busy, or the client left",
-        "leaving": "lane retired, process gone",
-        "gone": "node lost",
-    },
-    "promoting": {
-        "bound": "WorkerPromoted",
-        "leaving": "PromotionFailed, process gone",
-        "gone": "node lost",
-    },
-    "bound": {
-        "revoking": "revoke-if-idle asked: handover, keep-alive, cap, move",
-        "draining": "its client gave it up or is gone, or it must be shared",
-        "leaving": "process gone",
-        "gone": "node lost",
-    },
-    "revoking": {
-        "bound": "answer busy: nothing changed; or moved to a sibling",
-        "draining": "its client is gone meanwhile",
-        "unleased": "answer gone: warm for the caller's other clients",
-        "regranting": "answer gone, and a sibling client waits for it",
-        "leaving": "answer gone: retired or handed over; process gone",
-        "gone": "node lost",
-    },
-    "draining": {
-        "unleased": "its last job ended",
-        "regranting": "its last job ended; a sibling client waits for it",
-        "bound": "the move asked before the drain went through",
-        "leaving": "its last job ended: retired or handed over; process gone",
-        "gone": "node lost",
-    },
-    "unleased": {
-        "regranting": "a client of the same caller wants it",
-        "leaving": "handed over, keep-alive, cap, no client left; process gone",
-        "gone": "node lost",
-    },
-    "regranting": {
-        "bound": "LeaseRegranted",
-        "leaving": "process gone",
-        "gone": "node lost",
-    },
-    "leaving": {"gone": "WorkerRetired, node lost"},
-    "gone": {},
-}
-
-LANE_EDGES: Mapping[str, Mapping[str, str]] = {
-    "growing": {
-        "ready": "LaneReady",
-        "retiring": "LaneFailed: whatever was reserved is given back",
-    },
-    "ready": {
-        "quarantined": "a sweep missed its deadline",
-        "retiring": "not needed, node draining or lost",
-    },
-    "quarantined": {
-        "ready": "a later sweep was clean",
-        "retiring": "node draining or lost",
-    },
-    "retiring": {"gone": "LaneRemoved"},
-    "gone": {},
-}
-
-#: States in which a worker belongs to a caller and its lane's units are charged.
-HELD_STATES = frozenset({"promoting", "bound", "revoking", "draining", "unleased", "regranting"})
 #: Tolerance of sums of GPU fractions.
 EPSILON = 1e-9
 
 #: Why a lease is being revoked. ``exchange``: its queue is at its limit and wants others instead.
-Purpose = Literal["", "retire", "handover", "recycle", "exchange", "move", "release"]
+#: ``reclaim``: its lane is given back to work outside the pool.
+Purpose = Literal["", "retire", "handover", "recycle", "exchange", "reclaim", "move", "release"]
 
 
 @dataclass(slots=True)
@@ -183,6 +97,8 @@ class Lane:
     shelf: str = ""  #: on which of the profile's shelves it stands, see ``shelves``
     shelf_queue: str = ""  #: queue of the idle worker in its way, on the victims' shelves
     needed: bool = False  #: grown for waiting demand: its first start is not paced
+    rest_since: float | None = None  #: end of its last work; None while some worker works
+    grow_s: float = 0.0  #: what its growth took, until its first worker has started
 
     def move(self, to: LaneState) -> None:
         if to not in LANE_EDGES[self.state]:
@@ -213,6 +129,11 @@ class Worker:
     handing_over: bool = False  #: its caller's ``leaving`` counts it
     recycled_for: Profile | None = None  #: whose ``recycling`` counts it
     fresh: bool = False  #: started while demand waited for it: its first grant is cold
+    start_s: float = 0.0  #: what its start took, growth of its lane included
+    rest: Idle | None = None  #: since its last job, until it works again or is gone
+    hold_s: float = 0.0  #: how long its keep-alive holds it, from ``rest.since`` on
+    ahead: bool = False  #: bound before anybody asked, and not used yet
+    counted: bool = False  #: as working, in its caller's rhythm
 
     def move(self, to: WorkerState, at: float) -> None:
         if to not in WORKER_EDGES[self.state]:
@@ -256,29 +177,79 @@ class Queue:
     reserved: float = 0.0  #: will be charged when a handover's device is free
     idle: Ordered[Worker] = field(default_factory=Ordered)  #: its part of the pool's ``idle``
     exchanging: float = 0.0  #: charged, but asked to leave for others of the queue
+    held_of: dict[str, float] = field(default_factory=dict)  #: ``held`` by GPU type
+    idle_of: dict[str, float] = field(default_factory=dict)  #: and what of it is known to be idle
+    #: By GPU type: idle unit-seconds that its callers' gaps are expected to hold.
+    standing: dict[str, Rate] = field(default_factory=dict)
+    signal: QueueSignal | None = None  #: what another system says, while that is fresh
+
+    @property
+    def quota(self) -> float:
+        said = self.signal.quota if self.signal is not None else None
+        return self.spec.quota if said is None else said
+
+    @property
+    def limit(self) -> float:
+        said = self.signal.limit if self.signal is not None else None
+        return self.spec.limit if said is None else said
+
+    @property
+    def weight(self) -> float:
+        said = self.signal.weight if self.signal is not None else None
+        return self.spec.weight if said is None else said
+
+    @property
+    def outside(self) -> tuple[float, float]:
+        """(running, pending) units of work in this queue that is not the pool's."""
+        signal = self.signal
+        return (signal.running, signal.pending) if signal is not None else (0.0, 0.0)
+
+    @property
+    def outside_type(self) -> str:
+        return self.signal.gpu_type if self.signal is not None else ""
+
+    def standing_of(self, gpu_type: str) -> Rate:
+        rate = self.standing.get(gpu_type)
+        if rate is None:
+            rate = self.standing[gpu_type] = Rate()
+        return rate
 
     def after(self, units: float) -> float:
         """What the queue would hold if ``units`` more were promised to it.
 
         What is leaving still counts: its answer may be that it is busy and stays.
         """
-        return self.held + self.reserved + units
+        outside = self.signal.running if self.signal is not None else 0.0
+        return self.held + self.reserved + outside + units
 
     def has_room(self, units: float) -> bool:
-        return self.after(units) <= self.spec.limit + EPSILON
+        return self.after(units) <= self.limit + EPSILON
 
     def entitled(self, units: float) -> bool:
-        return self.after(units) <= self.spec.quota + EPSILON
+        return self.after(units) <= self.quota + EPSILON
 
     @property
     def borrowed(self) -> float:
         """Units held beyond the quota, by weight."""
-        return max(0.0, self.held - self.spec.quota) / self.spec.weight
+        return max(0.0, self.after(0.0) - self.reserved - self.quota) / self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """A warm worker that went, and why: for people."""
+
+    at: float
+    worker: str
+    key: ReuseKey
+    idle_s: float
+    why: str
 
 
 @dataclass(slots=True, eq=False)
 class Profile:
     spec: ProfileSpec
+    policy: KeepAlive
+    costs: Costs
     lanes: dict[str, Lane] = field(default_factory=dict)
     #: shelves of lanes, kept by ``shelves``; a lane stands on one at most
     ready: Ordered[Lane] = field(default_factory=Ordered)  #: free device and a standby
@@ -305,6 +276,22 @@ class Profile:
     relieve_after: float = 0.0  #: busy leases are looked at for sharing no sooner
     reason: str = ""  #: the last failure, in words
     refill: dict[str, Lane] = field(default_factory=dict)  #: lanes that lack a standby
+    rhythms: dict[Caller, Rhythm] = field(default_factory=dict)  #: of its callers, see ``bursts``
+    warming: dict[str, Rhythm] = field(default_factory=dict)  #: those whose next burst is due
+    warms: bool = False  #: bind workers ahead of bursts
+    #: Seconds per worker that following all predictions of bursts would have brought, on average.
+    gain_s: Mean = field(default_factory=lambda: Mean(-1.0))
+    held_s: float = 0.0  #: mean time that workers were held idle
+    lane_gaps: Gaps = field(default_factory=lambda: Gaps(5000.0))  #: from work to work on a lane
+    lanes_awaited: list[float] = field(default_factory=list)  #: when lanes that went had rested
+    lane_hold: Hold = Hold(0.0, 0.0, 0.0)  #: learned, for the price below
+    lane_price_s: float = -1.0
+    lane_hold_until: int = 0  #: count of gaps up to which it stands
+
+    @property
+    def gpu_type(self) -> str:
+        """Lanes without GPUs are a kind of their own."""
+        return self.spec.gpu_type if self.spec.gpus > 0 else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -325,6 +312,12 @@ class Pool:
     idle: Ordered[Worker] = field(default_factory=Ordered)  #: all idle bound workers, oldest first
     idle_units: float = 0.0
     idle_cap: float = float("inf")
+    budgets: dict[tuple[str, str], Any] = field(default_factory=dict)  #: last computed, ``budget``
+    budgets_at: float = float("-inf")
+    giving_back: dict[str, Lane] = field(default_factory=dict)  #: when their idle worker has left
+    #: Plans for bursts by their name on the agenda, see ``bursts``.
+    rhythms: dict[str, tuple[Profile, Rhythm]] = field(default_factory=dict)
+    let_go: deque[LetGo] = field(default_factory=lambda: deque(maxlen=256))  #: newest last
     reserved_gpus: float = 0.0  #: GPUs of all lanes, until they are removed
     releasing: dict[str, tuple[Lane, float]] = field(default_factory=dict)  #: that go, since when
     agenda: Agenda[tuple[str, str]] = field(default_factory=Agenda)
@@ -356,11 +349,15 @@ class Pool:
         return Fence(self.epoch, self.number())
 
 
-def new_pool(spec: PoolSpec, epoch: int) -> Pool:
+def new_pool(spec: PoolSpec, epoch: int, policies: Mapping[str, KeepAlive]) -> Pool:
+    """An empty pool; ``policies`` by profile."""
     pool = Pool(
         spec=spec,
         epoch=epoch,
-        profiles={p.name: Profile(p) for p in spec.profiles},
+        profiles={
+            p.name: Profile(p, policies[p.name], Costs(p.grow_cost_s, p.start_cost_s))
+            for p in spec.profiles
+        },
         queues={q.name: Queue(q) for q in spec.queues},
         idle_cap=spec.idle_cap,
         tokens=float(spec.refill_burst),

@@ -73,9 +73,9 @@ def describe_queue(pool: Pool, name: str) -> dict[str, Any]:
             units += entry.unmet * queueing.profile_of(pool, entry).spec.unit
     return {
         "queue": name,
-        "quota": finite(queue.spec.quota),
-        "limit": finite(queue.spec.limit),
-        "weight": queue.spec.weight,
+        "quota": finite(queue.quota),
+        "limit": finite(queue.limit),
+        "weight": queue.weight,
         "held": round(queue.held, 6),
         "idle": round(idle, 6),
         "demand": round(units, 6),
@@ -147,7 +147,7 @@ def why_waiting(pool: Pool, entry: Entry, at: float) -> str:
     if not queue.has_room(units):
         return (
             f"queue {queue.spec.name!r} is at its limit: it holds {queue.held:g} of "
-            f"{queue.spec.limit:g} units"
+            f"{queue.limit:g} units"
         )
     if entry.drain_s <= profile.promote_cost_s:
         return f"the leases its client holds will be free in {entry.drain_s:.3f} s"

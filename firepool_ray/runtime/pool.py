@@ -122,15 +122,17 @@ def default_config() -> PoolConfig:
 
     ``gpu``: one lane per GPU, where there are any, and the default then. ``cpu``: lanes of half a
     core. Together they reserve at most half of the CPUs, so that the driver's own tasks run too.
+    Workers are held for a minute: nobody else waits for what a pool of one driver holds.
     """
+    kept = {"standbys": 1, "keep_alive": "fixed:60", "lane_keep_s": 300.0}
     total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     gpus, cpus = int(total.get("GPU", 0)), float(total.get("CPU", 1))
     profiles: dict[str, dict[str, Any]] = {}
     if gpus:
         share = round(min(1.0, cpus / 4 / gpus), 2)
-        profiles["gpu"] = {"gpus": 1.0, "cpus": share, "standbys": 1, "max_lanes": gpus}
+        profiles["gpu"] = {"gpus": 1.0, "cpus": share, "max_lanes": gpus, **kept}
     lanes = max(1, int(cpus / 2 if gpus else cpus))
-    profiles["cpu"] = {"cpus": 0.5, "standbys": 1, "max_lanes": lanes}
+    profiles["cpu"] = {"cpus": 0.5, "max_lanes": lanes, **kept}
     return PoolConfig.from_dict({"profiles": profiles}, "derived pool settings")
 
 

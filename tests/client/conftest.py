@@ -11,7 +11,16 @@ import ray
 import firepool_ray as fp
 
 POOL = {
-    "profiles": {"cpu": {"cpus": 0.5, "max_lanes": 4, "min_lanes": 2, "standbys": 1}},
+    "profiles": {
+        "cpu": {
+            "keep_alive": "fixed:60",
+            "lane_keep_s": 300.0,
+            "cpus": 0.5,
+            "max_lanes": 4,
+            "min_lanes": 2,
+            "standbys": 1,
+        }
+    },
     "queues": {"rl": {}},
     "refill_rate_per_s": 20.0,
     "refill_burst": 8,

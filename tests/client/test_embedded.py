@@ -37,7 +37,9 @@ except PoolUnavailable as error:
 """
 
 SETTINGS: dict[str, Any] = {
-    "profiles": {"cpu": {"cpus": 0.25, "max_lanes": 1}},
+    "profiles": {
+        "cpu": {"keep_alive": "fixed:60", "lane_keep_s": 300.0, "cpus": 0.25, "max_lanes": 1}
+    },
     "queues": {"none": {"limit_gpus": 0}},
     "client_linger_s": 1.0,
 }

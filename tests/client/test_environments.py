@@ -28,7 +28,12 @@ from tests import jobs
 from tests.conftest import PATIENCE_S, driver, eventually, eventually_none, local_ray, output_of
 
 ROOT = str(Path(__file__).parents[2])
-SETTINGS = {"profiles": {"cpu": {"cpus": 0.5, "max_lanes": 2}}, "window_s": 0.5}
+SETTINGS = {
+    "profiles": {
+        "cpu": {"keep_alive": "fixed:60", "lane_keep_s": 300.0, "cpus": 0.5, "max_lanes": 2}
+    },
+    "window_s": 0.5,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,11 +10,12 @@ from collections import Counter
 from math import inf, isclose
 from typing import Any
 
-from firepool_ray.core import eviction, queueing
+from firepool_ray.core import budget, eviction, queueing
 from firepool_ray.core.model import Caller, ReuseKey
 from firepool_ray.core.ordered import Ordered
 from firepool_ray.core.shelves import lacks_standby, standby_of
-from firepool_ray.core.state import EPSILON, HELD_STATES, Entry, Pool, Profile, Worker
+from firepool_ray.core.state import EPSILON, Entry, Pool, Profile, Worker
+from firepool_ray.core.tables import HELD_STATES
 
 IDLE_STATES = {"bound", "unleased"}
 #: Measured costs move by this much at most between two looks.
@@ -91,7 +92,9 @@ def _bound_once(pool: Pool) -> None:
             assert client.entries[issued.job_class] is entry
     assert all(count == 1 for count in held.values()), "I2: two clients hold one worker"
     for worker in pool.workers.values():
-        if worker.state in ("bound", "revoking"):
+        if worker.ahead:
+            assert worker.state in ("promoting", "bound", "revoking") and not worker.client
+        elif worker.state in ("bound", "revoking"):
             assert held[worker.id] == 1, f"{worker.id} is {worker.state} without a holder"
         if worker.state in ("starting", "standby", "reserved"):
             assert worker.key is None and not worker.client
@@ -114,7 +117,7 @@ def _claims(pool: Pool) -> None:
     for worker in pool.workers.values():
         claim = worker.claim
         if claim is None:
-            assert worker.state not in ("promoting", "reserved", "regranting")
+            assert worker.ahead or worker.state not in ("promoting", "reserved", "regranting")
             continue
         assert worker.state in ("promoting", "reserved", "regranting", "revoking", "draining")
         pending[claim.entry.number] += 1
@@ -324,9 +327,25 @@ def _idle_victims_asked(
             ripe_at += 0.0 if victim.state == "unleased" else profile.promote_cost_s
             armed_at = _time_of(pool, ("place", profile.spec.name))
             # The cost is measured again all the time, so what was ripe later may be ripe by now.
+            if _is_kept(pool, profile, victim, entry, at):
+                continue
             if ripe_at <= at and armed_at > at + COST_MOVES_S:
                 raise AssertionError(f"I3: {victim.id} is idle, {entry} waits")
             assert armed_at < inf, "nobody looks again"
+
+
+def _is_kept(pool: Pool, profile: Profile, victim: Worker, entry: Entry, at: float) -> bool:
+    """Within its queue's budget, and whoever waits would only borrow."""
+    assert victim.key is not None
+    mine, theirs = pool.queues[victim.key.caller.queue], queueing.queue_of(pool, entry)
+    if mine is theirs or theirs.entitled(profile.spec.unit):
+        return False
+    if at - entry.oldest_at >= pool.spec.window_s:
+        return False
+    now = budget.compute(pool, at)[mine.spec.name, profile.gpu_type]
+    seen = pool.budgets.get((mine.spec.name, profile.gpu_type), now)
+    allowed = max(now.budget, seen.budget)
+    return bool(now.idle <= allowed + EPSILON)
 
 
 def _armed(pool: Pool, profile: Profile, entry: Entry, at: float) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from firepool_ray.core import diagram
 from firepool_ray.core.pump_state import JOB_MOVES
-from firepool_ray.core.state import HELD_STATES, LANE_EDGES, WORKER_EDGES
+from firepool_ray.core.tables import HELD_STATES, LANE_EDGES, WORKER_EDGES
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -125,7 +125,7 @@ def test_what_can_never_be_is_rejected_at_once() -> None:
 
 
 def test_an_idle_worker_is_retired_after_its_keep_alive() -> None:
-    desk = ready(pool(profile(keep_alive_s=7.0)))
+    desk = ready(pool(profile(keep_alive="fixed:7")))
     (lease,) = desk.hold("c1")
     all_started(desk)
     desk.idle(lease)
@@ -137,7 +137,7 @@ def test_an_idle_worker_is_retired_after_its_keep_alive() -> None:
 
 
 def test_a_timer_that_rings_too_early_is_set_again() -> None:
-    desk = ready(pool(profile(keep_alive_s=7.0)))
+    desk = ready(pool(profile(keep_alive="fixed:7")))
     (lease,) = desk.hold("c1")
     desk.idle(lease)
     desk.wake_at = INF
@@ -146,7 +146,7 @@ def test_a_timer_that_rings_too_early_is_set_again() -> None:
 
 
 def test_work_ends_the_keep_alive() -> None:
-    desk = ready(pool(profile(keep_alive_s=7.0, lane_keep_s=INF)))
+    desk = ready(pool(profile(keep_alive="fixed:7", lane_keep_s=INF)))
     (lease,) = desk.hold("c1")
     all_started(desk)
     desk.idle(lease)

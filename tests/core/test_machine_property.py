@@ -49,8 +49,8 @@ specs = st.builds(
         standbys=st.integers(0, 2),
         min_lanes=st.integers(0, 1),
         max_lanes=st.integers(1, 3),
-        keep_alive_s=st.sampled_from([0.5, 5.0, 60.0]),
-        lane_keep_s=st.sampled_from([0.0, 1.0, 300.0]),
+        keep_alive=st.sampled_from(["fixed:0.5", "fixed:5", "adaptive", "never", "always"]),
+        lane_keep_s=st.sampled_from([None, 0.0, 1.0, 300.0]),
     ),
     st.builds(
         ProfileSpec,
@@ -80,6 +80,7 @@ TROUBLES = (
     "node drains",
     "luck changes",
     "cap changes",
+    "queue signal",
     "caller closes",
 )
 #: Chances that an effect fails and that a reply is lost.
@@ -164,6 +165,8 @@ class PoolMachine(RuleBasedStateMachine):
             world.faults, world.loss = pick(LUCK, which)
         elif what == "cap changes":
             world.feed(ev.IdleCapSet(world.now, pick((0.0, 1.0, 2.0, INF), which)))
+        elif what == "queue signal":
+            world.feed(random_signal(world.now, random.Random(which)))
         elif what == "caller closes":
             world.feed(ev.CallerClosing(world.now, caller))
         world.run(then_s)
@@ -190,10 +193,14 @@ class PoolMachine(RuleBasedStateMachine):
         world.calm()
         world.run(PATIENCE_S, until=lambda: not world.outstanding())
         assert not world.outstanding(), f"never served: {world.outstanding()}"
-        world.run(500.0)
+        if any(p.keep_alive == "always" for p in world.spec.profiles):
+            world.feed(ev.IdleCapSet(world.now, 0.0))
+        world.run(1500.0)  # a burst may be waited for, and lanes are kept after that
         pool = world.machine.pool
         assert {w.state for w in pool.workers.values()} <= {"standby"}, "a worker was forgotten"
         for profile in pool.profiles.values():
+            if profile.spec.keep_alive == "always" and profile.spec.lane_keep_s is None:
+                continue
             least = min(profile.spec.min_lanes, profile.spec.max_lanes)
             assert profile.counted == len(profile.lanes) == least, "a lane was forgotten"
         assert not pool.wanting and not pool.warm and not pool.idle
@@ -244,6 +251,19 @@ def nonsense(world: World) -> st.SearchStrategy[ev.Event]:
     )
 
 
+def random_signal(at: float, chance: random.Random) -> ev.QueueSignal:
+    """Work outside the pool comes and goes, within limits that never shut the pool out."""
+    return ev.QueueSignal(
+        at,
+        chance.choice("ab"),
+        quota=chance.choice([None, 0.0, 1.0, 5.0]),
+        weight=chance.choice([None, 0.5, 3.0]),
+        running=chance.choice([0.0, 0.0, 1.0]),
+        pending=chance.choice([0.0, 1.0, 4.0]),
+        age_s=chance.choice([0.0, 0.0, 59.0]),
+    )
+
+
 def random_spec(chance: random.Random) -> PoolSpec:
     return PoolSpec(
         (
@@ -253,8 +273,8 @@ def random_spec(chance: random.Random) -> PoolSpec:
                 standbys=chance.choice([0, 1, 1, 2]),
                 min_lanes=chance.choice([0, 1]),
                 max_lanes=chance.choice([1, 2, 3]),
-                keep_alive_s=chance.choice([0.5, 5.0, 60.0]),
-                lane_keep_s=chance.choice([0.0, 20.0, 300.0]),
+                keep_alive=chance.choice(["fixed:0.5", "adaptive", "always"]),
+                lane_keep_s=chance.choice([None, 0.0, 20.0, 300.0]),
             ),
             ProfileSpec(
                 "q",

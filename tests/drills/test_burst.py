@@ -58,7 +58,16 @@ def _from_thread(results: list[Any], count: int) -> None:
 
 def test_burst_of_one_caller_and_a_second_caller() -> None:
     settings = {
-        "profiles": {"cpu": {"cpus": 0.25, "standbys": 0, "min_lanes": 8, "max_lanes": WORKERS}},
+        "profiles": {
+            "cpu": {
+                "keep_alive": "fixed:60",
+                "lane_keep_s": 300.0,
+                "cpus": 0.25,
+                "standbys": 0,
+                "min_lanes": 8,
+                "max_lanes": WORKERS,
+            }
+        },
         "window_s": 0.5,
     }
     with pool_of(settings, num_cpus=4, num_gpus=0) as controller:

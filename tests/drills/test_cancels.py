@@ -30,7 +30,13 @@ CHILD_EVERY = 100
 
 SETTINGS = {
     "profiles": {
-        "cpu": {"cpus": 0.25, "standbys": 0, "min_lanes": THREADS, "max_lanes": THREADS},
+        "cpu": {
+            "cpus": 0.25,
+            "standbys": 0,
+            "min_lanes": THREADS,
+            "max_lanes": THREADS,
+            "keep_alive": "fixed:60",
+        },
     },
     "window_s": 0.5,
 }

@@ -28,7 +28,16 @@ from tests.conftest import PATIENCE_S, eventually, is_gone, pool_of
 
 SUCCESSOR = "firepool-controller-2"
 SETTINGS = {
-    "profiles": {"gpu": {"gpus": 1, "cpus": 0, "min_lanes": 1, "max_lanes": 2}},
+    "profiles": {
+        "gpu": {
+            "keep_alive": "fixed:60",
+            "lane_keep_s": 300.0,
+            "gpus": 1,
+            "cpus": 0,
+            "min_lanes": 1,
+            "max_lanes": 2,
+        }
+    },
     "window_s": 0.5,
 }
 

@@ -24,7 +24,7 @@ def _hold_gil(path: str, seconds: int) -> int:
 
 def test_gil_holder_finishes_and_then_the_lane_is_handed_over(tmp_path: Path) -> None:
     settings = {
-        "profiles": {"gpu": {"gpus": 1, "cpus": 0, "max_lanes": 1, "keep_alive_s": 0.5}},
+        "profiles": {"gpu": {"gpus": 1, "cpus": 0, "max_lanes": 1, "keep_alive": "fixed:0.5"}},
         "window_s": 0.5,
     }
     marks = tmp_path / "marks"

@@ -64,7 +64,15 @@ g.result()
 """
 
 SETTINGS = {
-    "profiles": {"gpu": {"gpus": 1, "cpus": 0, "max_lanes": 1}},
+    "profiles": {
+        "gpu": {
+            "keep_alive": "fixed:60",
+            "lane_keep_s": 300.0,
+            "gpus": 1,
+            "cpus": 0,
+            "max_lanes": 1,
+        }
+    },
     "window_s": 0.5,
 }
 

@@ -26,10 +26,11 @@ from tests.conftest import (
     pool_of,
 )
 
+KEPT = {"keep_alive": "fixed:60", "lane_keep_s": 300.0}
 SETTINGS = {
     "profiles": {
-        "cpu": {"cpus": 0.5, "max_lanes": 2},
-        "single": {"cpus": 0.5, "max_lanes": 1},
+        "cpu": {"cpus": 0.5, "max_lanes": 2, **KEPT},
+        "single": {"cpus": 0.5, "max_lanes": 1, **KEPT},
         "broken": {"cpus": 0.1, "max_lanes": 1, "preload": ["no_such_module"]},
         "slow": {"cpus": 0.1, "max_lanes": 1, "start_deadline_s": 0.01},
     },

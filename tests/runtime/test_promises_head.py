@@ -17,7 +17,8 @@ ray.init(
     num_cpus=2, include_dashboard=False, _temp_dir=sys.argv[1], log_to_driver=False,
     logging_level="ERROR",
 )
-fp.start({"profiles": {"cpu": {"cpus": 0.5, "max_lanes": 1}}})
+profile = {"cpus": 0.5, "max_lanes": 1, "keep_alive": "fixed:60", "lane_keep_s": 300.0}
+fp.start({"profiles": {"cpu": profile}})
 fp.submit(abs, -1).result(timeout_s=90)
 running = fp.submit(time.sleep, 600)
 waiting = fp.options(caller="other").submit(abs, -1)

@@ -30,7 +30,15 @@ from tests.conftest import PATIENCE_S, eventually, eventually_none, is_gone, pro
 
 SETTINGS = {
     # Lanes lie on the nodes with seats only, never beside the controller.
-    "profiles": {"pod": {"cpus": 0.5, "resources": {"seat": 1}, "max_lanes": 2}},
+    "profiles": {
+        "pod": {
+            "keep_alive": "fixed:60",
+            "lane_keep_s": 300.0,
+            "cpus": 0.5,
+            "resources": {"seat": 1},
+            "max_lanes": 2,
+        }
+    },
     "window_s": 0.5,
 }
 

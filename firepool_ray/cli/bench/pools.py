@@ -21,8 +21,12 @@ MOVING = frozenset({"starting", "promoting", "draining", "leaving"})
 
 @contextmanager
 def pool(cluster_cpus: int, cluster_gpus: int = 0, **profile: Any) -> Iterator[None]:
-    """A cluster and a pool with one profile, "bench"; both end with the block."""
-    config = PoolConfig.from_dict({"profiles": {"bench": profile}})
+    """A cluster and a pool with one profile, "bench"; both end with the block.
+
+    Workers are held for a minute unless the profile says otherwise.
+    """
+    kept = {"keep_alive": "fixed:60", "lane_keep_s": 300.0}
+    config = PoolConfig.from_dict({"profiles": {"bench": {**kept, **profile}}})
     with baselines.local_cluster(cluster_cpus, cluster_gpus):
         fp.start(config)
         try:

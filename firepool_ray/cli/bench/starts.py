@@ -24,7 +24,7 @@ def measure(names: frozenset[str]) -> Iterator[Measured]:
 def _standby() -> Measured:
     """Each round a new caller, after the last one's worker has gone and a standby stands."""
     fresh, ours = [], []
-    with pools.pool(4, 2, **RESOURCES, max_lanes=1, min_lanes=1, keep_alive_s=0.1):
+    with pools.pool(4, 2, **RESOURCES, max_lanes=1, min_lanes=1, keep_alive="fixed:0.1"):
         for number in range(ROUNDS):
             pools.wait_until("a free lane with a standby", _free)
             fresh.append(baselines.fresh_actor_s(num_gpus=1, num_cpus=1))

@@ -1,0 +1,74 @@
+"""Warms workers ahead of a caller's next burst, where its pauses are regular.
+
+Called by ``machine``: when the time of a plan has come (see ``bursts``), and after placement. A
+warmed worker is bound to its caller before any client asks: a standby is promoted without a client,
+and the first that wants it gets it as it would get a sibling's. Warming never takes a worker from
+anybody and stays within the queue's limit and budget; whoever waits goes first.
+"""
+
+from __future__ import annotations
+
+from firepool_ray.core import budget, bursts, growth, leases, queueing, staffing
+from firepool_ray.core.rhythm import Rhythm
+from firepool_ray.core.shelves import standby_of
+from firepool_ray.core.state import EPSILON, Pool, Profile
+
+
+def fire(pool: Pool, name: str, at: float) -> None:
+    """The time of a plan has come: to begin warming, or to give up."""
+    found = pool.rhythms.get(name)
+    if found is None:
+        return
+    profile, rhythm = found
+    state = pool.callers.get(rhythm.key.caller)
+    expected = state is not None and bool(state.clients) and not state.closing
+    if not expected:
+        bursts.forget_plan(pool, profile, rhythm)
+        return
+    if at >= rhythm.until:
+        bursts.end(pool, profile, rhythm, None)
+        return
+    rhythm.due = True
+    pool.budgets_at = float("-inf")  # the burst is a need of its queue from now on
+    profile.warming[rhythm.id] = rhythm
+    pool.agenda.set(("warm", name), rhythm.until)
+    pool.dirty[profile.spec.name] = None
+
+
+def serve(pool: Pool, profile: Profile, at: float) -> None:
+    """Bind what is ready, and start what is missing. After placement: whoever waits went first."""
+    short = 0
+    for rhythm in list(profile.warming.values()):
+        missing = _missing(pool, profile, rhythm, at)
+        while missing > 0 and (lane := profile.ready.first()) is not None:
+            standby = standby_of(lane)
+            assert standby is not None
+            rhythm.coming += 1
+            leases.promote_ahead(pool, standby, rhythm.key, at)
+            missing -= 1
+        short += missing
+    if not short:
+        return
+    coming = staffing.under_way(profile)
+    short -= coming - queueing.wanted_starts(pool, profile, profile.start_cost_s, coming)
+    while short > 0 and staffing.may_start(pool, profile, at):
+        lane = profile.startable.first()
+        if lane is not None:
+            staffing.start(pool, lane, at, fresh=False)
+        elif not growth.grow_ahead(pool, profile, at):
+            return
+        short -= 1
+
+
+def _missing(pool: Pool, profile: Profile, rhythm: Rhythm, at: float) -> int:
+    """Workers still to be warmed, within what the queue may hold."""
+    caller = rhythm.key.caller
+    there = len(pool.warm.get(rhythm.key, ())) + rhythm.coming + rhythm.busy
+    missing = rhythm.workers - there
+    if missing <= 0:
+        return 0
+    queue, units = pool.queues[caller.queue], profile.spec.unit
+    terms = budget.terms(pool, caller.queue, profile.gpu_type, at)
+    held = queue.idle_of.get(profile.gpu_type, 0.0) + rhythm.coming * units
+    allowed = min(terms.budget - held, queue.limit - queue.after(0.0))
+    return max(0, min(missing, int((allowed + EPSILON) / units)))
