@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from firepool_ray.client.gather import as_completed, wait
     from firepool_ray.client.job import Job
     from firepool_ray.client.outcome import JobInfo
-    from firepool_ray.client.pool import Pool, map, options, shutdown, start, status, submit
+    from firepool_ray.client.pool import (
+        Pool,
+        closing,
+        map,
+        options,
+        shutdown,
+        start,
+        status,
+        submit,
+    )
     from firepool_ray.config import PoolConfig
 
 __version__ = "0.1.0"
@@ -28,6 +37,7 @@ _HOMES = {
     "Pool": "client.pool",
     "PoolConfig": "config",
     "as_completed": "client.gather",
+    "closing": "client.pool",
     "errors": "errors",
     "map": "client.pool",
     "options": "client.pool",
@@ -44,6 +54,7 @@ __all__ = [
     "Pool",
     "PoolConfig",
     "as_completed",
+    "closing",
     "errors",
     "map",
     "options",

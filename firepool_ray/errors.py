@@ -7,6 +7,7 @@
     │   ├── NotPicklable                  names the object that cannot travel
     │   ├── ArgumentTooLarge              arguments beyond the object store
     │   ├── ImpossibleRequest             no lane could ever serve it
+    │   ├── TraceError                    a trace for the simulator; names the line
     │   └── PoolClosed                    used after ``shutdown``
     ├── JobError                          the job ended without a value, not by its own code
     │   ├── WorkerLost                    ``started`` says whether user code had begun
@@ -82,6 +83,10 @@ class ArgumentTooLarge(UsageError):
 
 class ImpossibleRequest(UsageError):
     """No lane of the pool could ever serve this request."""
+
+
+class TraceError(UsageError):
+    """A trace for the simulator cannot be read; the message names the file and the line."""
 
 
 class PoolClosed(UsageError):

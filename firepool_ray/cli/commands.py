@@ -15,6 +15,7 @@ import click
 
 from firepool_ray import config
 from firepool_ray.cli import render
+from firepool_ray.cli.simulate import simulate_command
 from firepool_ray.errors import ConfigError, FirepoolError, PoolUnavailable, UsageError
 
 # Commands import ``runtime`` and ``bench`` when they run: those import Ray, which takes a second
@@ -189,13 +190,33 @@ def demo(arguments: tuple[str, ...]) -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("--only", metavar="NAME", multiple=True, help="Measure this figure only.")
-def bench(as_json: bool, only: tuple[str, ...]) -> None:
+@click.option("--loops", is_flag=True, help="Instead: agent and RL loops, live and simulated.")
+def bench(as_json: bool, only: tuple[str, ...], loops: bool) -> None:
     """Measure the pool against plain Ray.
 
     Exits with 0 when everything could be measured, whether or not the targets are reached.
     """
+    if loops:
+        if only:
+            raise UsageError("--only names a figure of the other benchmark: leave --loops out")
+        _bench_loops(as_json)
+        return
     from firepool_ray.cli.bench import report, suite
 
     figures = suite.measure(only)
     click.echo(report.as_json(figures) if as_json else report.as_text(figures))
     sys.exit(0 if all(figure.value is not None for figure in figures) else 1)
+
+
+def _bench_loops(as_json: bool) -> None:
+    from firepool_ray.cli.bench import loops, loops_report
+
+    rows = []
+    with click.progressbar(
+        loops.measure(), length=len(loops.POLICIES) + 1, label="Running loops", file=sys.stderr
+    ) as running:
+        rows.extend(running)
+    click.echo(loops_report.as_json(rows) if as_json else loops_report.as_text(rows))
+
+
+main.add_command(simulate_command)

@@ -8,6 +8,8 @@ from typing import Any
 from firepool_ray.core.model import SOURCES
 
 Row = Sequence[str]
+#: Warm workers that went, as shown by ``status``; ``explain`` shows them all.
+SHOWN_LET_GO = 5
 
 
 def status(described: Mapping[str, Any]) -> str:
@@ -17,8 +19,10 @@ def status(described: Mapping[str, Any]) -> str:
         _titled("Lanes", _lanes(described["lanes"])),
         _titled("Workers", _workers(described["workers"])),
         _titled("Queues", _queues(described["queues"])),
+        _titled("Budgets for idle workers", _budgets(described["queues"])),
         _titled("Starts", _starts(described)),
         _titled("Waiting", _waiting(described["waiting"])),
+        _titled("Let go (newest last)", _let_go(described.get("let_go", ())[-SHOWN_LET_GO:])),
         _titled("Trouble", _trouble(described)),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -30,6 +34,7 @@ def explanation(explained: Mapping[str, Any]) -> str:
         str(explained["message"]),
         _titled("Waiting", _waiting(explained.get("waiting", ()))),
         _titled("Workers", _leases(explained.get("leases", ()))),
+        _titled("Let go (newest last)", _let_go(explained.get("let_go", ()))),
         _titled("Jobs (newest last)", _records(explained.get("records", ()))),
     ]
     candidates = explained.get("candidates", ())
@@ -149,6 +154,27 @@ def _queues(queues: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _budgets(queues: Sequence[Mapping[str, Any]]) -> str:
+    columns = ("budget", "idle", "need", "within_quota", "beyond_quota", "running", "demand", "cap")
+    header = ("queue", "gpus of", *(column.replace("_", " ") for column in columns))
+    rows = [
+        (q["queue"], row["gpu_type"], *(amount(row[column]) for column in columns))
+        for q in queues
+        for row in q.get("budgets", ())
+    ]
+    return table(header, rows)
+
+
+def _let_go(rows: Sequence[Mapping[str, Any]]) -> str:
+    return table(
+        ("worker", "caller", "ago", "was idle", "why"),
+        (
+            (r["worker"], r["caller"], duration(r["ago_s"]), duration(r["idle_s"]), r["why"])
+            for r in rows
+        ),
+    )
+
+
 def _starts(described: Mapping[str, Any]) -> str:
     rows = []
     for source in SOURCES:
@@ -192,9 +218,17 @@ def _trouble(described: Mapping[str, Any]) -> str:
 
 def _leases(leases: Sequence[Mapping[str, Any]]) -> str:
     return table(
-        ("worker", "lane", "node", "state", "age"),
+        ("worker", "lane", "node", "state", "age", "held for", "why"),
         (
-            (w["worker"], w["lane"], str(w["node"])[:8], w["state"], duration(w["age_s"]))
+            (
+                w["worker"],
+                w["lane"],
+                str(w["node"])[:8],
+                w["state"],
+                duration(w["age_s"]),
+                duration(w.get("held_for_s")),
+                w.get("why", ""),
+            )
             for w in leases
         ),
     )

@@ -175,6 +175,11 @@ class Client:
         self._classes[options, parent.caller if parent is not None else None] = job_class
         return job_class
 
+    def closing(self, options: Options) -> None:
+        parent = self._parent() if self._is_worker else None
+        caller = self._class_of(options, parent).key.caller
+        self.transport.closing(caller)
+
     def close(self, reason: str, timeout_s: float) -> None:
         if self.closed:
             return
@@ -205,6 +210,10 @@ class Pool:
         from firepool_ray.client.gather import map_jobs
 
         return map_jobs(self.submit, fn, (iterable, *more), ordered)
+
+    def closing(self) -> None:
+        """See ``firepool_ray.closing``; for the caller and queue of these options."""
+        _client().closing(self._options)
 
 
 _default = Pool(Options())
@@ -243,6 +252,15 @@ def map(fn: Callable[..., Any], iterable: Any, /, *more: Any, ordered: bool = Tr
     they come. The first error is raised and ends the rest, as does dropping the iterator.
     """
     return _default.map(fn, iterable, *more, ordered=ordered)
+
+
+def closing() -> None:
+    """Say that this caller is done: its idle workers are released now, not after their keep-alive.
+
+    Call it at the end of an episode or a session; a later submit simply starts anew. Jobs that run
+    or wait are not touched. Returns at once.
+    """
+    _default.closing()
 
 
 def start(pool: str | Path | PoolConfig | Mapping[str, Any] | None = None) -> None:

@@ -32,7 +32,7 @@ from ray.util.client.common import ClientActorHandle
 
 from firepool_ray.client.link import Link
 from firepool_ray.config import PoolConfig
-from firepool_ray.core.model import Fence
+from firepool_ray.core.model import Caller, Fence
 from firepool_ray.errors import ArgumentTooLarge, PoolUnavailable, WorkerLost
 from firepool_ray.runtime import pool as pools
 from firepool_ray.runtime import session
@@ -311,8 +311,7 @@ class Transport:
                 raise cause from None
             raise PoolUnavailable(f"its controller failed: {error}") from error
         except RayError as error:
-            text = str(error).strip().partition("\n")[0]
-            raise PoolUnavailable(f"{type(error).__name__}: {text}") from error
+            raise PoolUnavailable(f"{type(error).__name__}: {_first_line(error)}") from error
         return reply
 
     def find_again(self) -> bool:
@@ -324,12 +323,13 @@ class Transport:
 
     def leave(self, client: str, timeout_s: float) -> None:
         """Say goodbye, so that the leases are free at once and not after the tether breaks."""
-        if not ray.is_initialized():
-            return
-        with contextlib.suppress(RayError, GetTimeoutError):
-            ray.get(self.controller.leave.remote(client), timeout=timeout_s)
+        if ray.is_initialized():
+            with contextlib.suppress(RayError, GetTimeoutError):
+                ray.get(self.controller.leave.remote(client), timeout=timeout_s)
 
-    # -- this process -------------------------------------------------------------------------
+    def closing(self, caller: Caller) -> None:
+        with _sending():
+            self.controller.closing.remote(caller.queue, caller.name)
 
     def about(self) -> dict[str, Any]:
         """What people are told of this client."""
@@ -387,11 +387,14 @@ class Transport:
 
     @staticmethod
     def first_line(error: BaseException) -> str:
-        text = str(error).strip().partition("\n")[0]
-        return f"{type(error).__name__}: {text}"
+        return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _is_remote() -> bool:
     """Whether this process talks to the cluster through a Ray Client server (``ray://``)."""
     client: Any = ray.util.client.ray
     return bool(client.is_connected())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

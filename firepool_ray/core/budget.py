@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from firepool_ray.core import bursts
 from firepool_ray.core.state import EPSILON, Pool, Queue
@@ -156,9 +157,9 @@ def share_by_weight(total: float, wants: list[tuple[float, float]]) -> Iterator[
     """
     order = sorted(range(len(wants)), key=lambda i: (wants[i][1] / wants[i][0], i))
     shares = [0.0] * len(wants)
-    weight = sum(w for w, _ in wants)
+    # Summed up from the last, not counted down: a tiny weight must not vanish beside a large one.
+    weights = list(accumulate(wants[i][0] for i in reversed(order)))
     for i in order:
-        shares[i] = min(wants[i][1], total * wants[i][0] / weight)
+        shares[i] = min(wants[i][1], total * (wants[i][0] / weights.pop()))
         total -= shares[i]
-        weight -= wants[i][0]
     return iter(shares)

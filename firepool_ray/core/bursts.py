@@ -34,6 +34,18 @@ def rests(pool: Pool, worker: Worker, at: float) -> None:
     _stop(pool, worker, at)
 
 
+def restart_s(profile: Profile, caller: Caller) -> float:
+    """What the caller waits where none of its workers is warm."""
+    rhythm = profile.rhythms.get(caller)
+    return profile.costs.restart.value if rhythm is None else rhythm.restart.value
+
+
+def started(pool: Pool, worker: Worker, took_s: float) -> None:
+    """Its caller has waited so long for a worker, since none of its own was warm."""
+    worker.lane.profile.costs.restart.add(took_s)
+    _rhythm(pool, worker).restart.add(took_s)
+
+
 def is_held(profile: Profile, caller: Caller, hold_s: float) -> None:
     """Its keep-alive holds an idle worker of the caller for so long: what lasts longer is a pause.
 
@@ -77,7 +89,8 @@ def _rhythm(pool: Pool, worker: Worker) -> Rhythm:
     caller, rhythms = worker.key.caller, worker.lane.profile.rhythms
     rhythm = rhythms.get(caller)
     if rhythm is None:
-        rhythm = rhythms[caller] = Rhythm(f"{worker.key.profile} {caller}", worker.key)
+        restart_s = worker.lane.profile.costs.restart.value
+        rhythm = rhythms[caller] = Rhythm(f"{worker.key.profile} {caller}", worker.key, restart_s)
         if len(rhythms) > REMEMBERED:
             _forget_one(pool, worker.lane.profile)
     return rhythm
@@ -100,13 +113,15 @@ def _plan(pool: Pool, profile: Profile, rhythm: Rhythm, at: float) -> None:
 
     One that is not followed is made all the same, to see whether it comes true.
     """
-    cold_s = profile.costs.cold_s
-    if not profile.warms or not rhythm.predict(cold_s):
+    if not profile.warms or not rhythm.predict(profile.costs.cold_s):
         return
     pool.rhythms[rhythm.id] = (profile, rhythm)
-    when = rhythm.until
-    if rhythm.pays(profile.gain_s.value):
-        when = max(at, rhythm.earliest - cold_s - profile.promote_cost_s)
+    # A burst is seen when its first worker is bound, which may take longer than usual.
+    when = rhythm.until + profile.costs.cold_s
+    begin = rhythm.earliest - profile.costs.cold_s - profile.promote_cost_s
+    # Where there is no time to let go in between, ``bridge_s`` has held what is worth holding.
+    if begin >= at and rhythm.pays(profile.gain_s.value):
+        when = begin
     pool.agenda.set(("warm", rhythm.id), when)
 
 
@@ -122,6 +137,8 @@ def forget_plan(pool: Pool, profile: Profile, rhythm: Rhythm) -> None:
     if pool.rhythms.pop(rhythm.id, None) is not None:
         pool.agenda.cancel(("warm", rhythm.id))
     profile.warming.pop(rhythm.id, None)
+    if not profile.warming:
+        profile.short = 0
 
 
 def bridge_s(profile: Profile, caller: Caller) -> float:
@@ -129,7 +146,7 @@ def bridge_s(profile: Profile, caller: Caller) -> float:
     rhythm = profile.rhythms.get(caller)
     if rhythm is None or not profile.warms or not rhythm.pays(profile.gain_s.value):
         return 0.0
-    return rhythm.bridge_s(profile.costs.cold_s)
+    return rhythm.bridge_s(profile.costs.cold_s, rhythm.restart.value)
 
 
 def held_until(pool: Pool, worker: Worker) -> float:

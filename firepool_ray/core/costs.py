@@ -9,13 +9,13 @@ _GAIN = 0.02
 
 
 class Mean:
-    """A mean that follows slow changes. The first measurement replaces the first guess."""
+    """A mean that follows slow changes. The guess counts as ``weight`` measurements."""
 
     __slots__ = ("count", "value")
 
-    def __init__(self, guess: float) -> None:
+    def __init__(self, guess: float, weight: int = 0) -> None:
         self.value = guess
-        self.count = 0
+        self.count = weight
 
     def add(self, measured: float) -> None:
         self.count += 1
@@ -31,7 +31,8 @@ class Costs:
         self.grow = Mean(grow_s)  #: a lane
         self.start = Mean(start_s)  #: a worker in a lane
         #: Whatever a caller without a warm worker had to wait for: a promotion or a cold start.
-        self.restart = Mean(grow_s + start_s)
+        #: The first few say little of what is usual: from nothing, until shown otherwise.
+        self.restart = Mean(grow_s + start_s, weight=4)
 
     @property
     def cold_s(self) -> float:

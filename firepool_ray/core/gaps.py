@@ -88,10 +88,11 @@ class Gaps:
     that were still out by then.
     """
 
-    __slots__ = ("_at", "_decay", "_drawn", "_pending", "_shares", "counts", "seen")
+    __slots__ = ("_at", "_decay", "_drawn", "_ended", "_pending", "_shares", "counts", "seen")
 
     def __init__(self, half_life: float) -> None:
         self.counts = [0.0] * (BINS + 1)
+        self._ended = [0.0] * (BINS + 1)  #: watched for so long, then by other means than a return
         self.seen = 0  #: gaps ever
         self._decay = 2.0 ** (-1.0 / half_life)  #: per gap
         self._pending: list[float] = []  #: when those that are out were released, in order
@@ -102,12 +103,20 @@ class Gaps:
     def add(self, gap_s: float) -> None:
         self._count(bin_of(gap_s))
 
+    def censor(self, gap_s: float) -> None:
+        """Watched for so long without a return, and then no longer: neither a return nor none."""
+        self._ended[bin_of(gap_s)] += 1.0
+        self._step()
+
     def _count(self, bin: int) -> None:
-        counts, decay = self.counts, self._decay
+        self.counts[bin] += 1.0
+        self._step()
+
+    def _step(self) -> None:
         if self.seen % 64 == 63:  # decay in steps: one gap costs one addition
-            factor = decay**64
-            self.counts = counts = [count * factor for count in counts]
-        counts[bin] += 1.0
+            factor = self._decay**64
+            self.counts = [count * factor for count in self.counts]
+            self._ended = [count * factor for count in self._ended]
         self.seen += 1
 
     def let_go(self, since: float) -> None:
@@ -153,7 +162,7 @@ class Gaps:
 
     def _estimate(self, at: float) -> list[float]:
         shares = [0.0] * (BINS + 1)
-        beyond = sum(self.counts)
+        beyond = sum(self.counts) + sum(self._ended)
         survive = 1.0
         pending, total = self._pending, len(self._pending)
         for i in range(BINS):
@@ -163,6 +172,6 @@ class Gaps:
             if at_risk > 0.0:
                 shares[i] = survive * self.counts[i] / at_risk
                 survive -= shares[i]
-            beyond -= self.counts[i]
+            beyond -= self.counts[i] + self._ended[i]
         shares[NEVER] = max(0.0, survive)
         return shares

@@ -51,7 +51,8 @@ def grow_for_demand(pool: Pool, profile: Profile, at: float) -> None:
         return
     room = profile.spec.max_lanes - profile.counted
     enough = staffing.under_way(profile) + room
-    missing = queueing.wanted_starts(pool, profile, profile.grow_cost_s, enough)
+    cost_s = profile.grow_cost_s + profile.start_cost_s
+    missing = queueing.wanted_starts(pool, profile, cost_s, enough)
     missing = min(room, missing - staffing.under_way(profile))
     while missing > 0 and _may_grow(profile, at):
         if not _has_gpus(pool, profile, at):
@@ -208,15 +209,30 @@ def unused(pool: Pool, lane: Lane, at: float) -> None:
     if not _is_unused(lane) or profile.counted <= profile.spec.min_lanes:
         return
     # A worker that starts or stands by there may be meant for a burst that is due.
-    warmed = bool(profile.warming) and any(w.state in UNBOUND_STATES for w in lane.workers())
-    if warmed:
+    if profile.short and any(worker.state in UNBOUND_STATES for worker in lane.workers()):
         pool.agenda.set(("lane", lane.id), at + UNUSED_LOOK_S)
         return
-    if any(profile.waiting.values()):
+    if _is_wanted(pool, profile, lane):
         keep_s = retention.lane_keep_s(profile, at)
         pool.agenda.set(("lane", lane.id), at + max(keep_s, UNUSED_LOOK_S))
         return
     retire(pool, lane, "unused", at)
+
+
+def stays(pool: Pool, lane: Lane) -> bool:
+    """The lane would not go if its worker did: it is kept anyway, or wanted by who waits."""
+    profile = lane.profile
+    return profile.counted <= profile.spec.min_lanes or _is_wanted(pool, profile, lane)
+
+
+def _is_wanted(pool: Pool, profile: Profile, lane: Lane) -> bool:
+    """Somebody waits for what starts there, or for more than what is under way."""
+    if not any(profile.waiting.values()):
+        return False
+    if any(worker.state == "starting" for worker in lane.workers()):
+        return True
+    coming = staffing.under_way(profile)
+    return queueing.wanted_starts(pool, profile, profile.start_cost_s, coming + 1) > coming
 
 
 def retire(pool: Pool, lane: Lane, reason: str, at: float) -> None:

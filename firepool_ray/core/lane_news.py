@@ -26,9 +26,9 @@ def on_lane_ready(pool: Pool, event: ev.LaneReady) -> None:
     profile = lane.profile
     profile.growing -= 1
     profile.grow_failures = 0
-    lane.grow_s = event.at - lane.since
-    profile.grow_cost_s += staffing.COST_GAIN * (lane.grow_s - profile.grow_cost_s)
-    profile.costs.grow.add(lane.grow_s)
+    grow_s = event.at - lane.since
+    profile.grow_cost_s += staffing.COST_GAIN * (grow_s - profile.grow_cost_s)
+    profile.costs.grow.add(grow_s)
     lane.move("ready")
     lane.node = event.node
     join_device(pool, lane, event.device)

@@ -30,8 +30,7 @@ def promote(pool: Pool, worker: Worker, claim: Claim, at: float) -> None:
     worker.move("promoting", at)
     worker.claim = claim
     _bind(pool, worker, entry.job_class.key, entry.client, at)
-    cold_s = worker.start_s if claim.source == "cold" else None
-    retention.bound(pool, worker, min(at, entry.oldest_at), cold_s, at)
+    retention.bound(pool, worker, min(at, entry.oldest_at), at)
     shelve(pool, worker.lane.device)
 
 

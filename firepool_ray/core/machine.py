@@ -22,6 +22,7 @@ from firepool_ray.core import (
     news,
     placement,
     reclaim,
+    retention,
     staffing,
     warming,
 )
@@ -33,7 +34,7 @@ from firepool_ray.core.model import PoolSpec
 from firepool_ray.core.queueing import head_key, room_changed
 from firepool_ray.core.retention import make_policy
 from firepool_ray.core.shelves import shelve
-from firepool_ray.core.state import Pool, Queue, new_pool
+from firepool_ray.core.state import Pool, Queue, Worker, new_pool
 from firepool_ray.errors import IllegalTransition
 
 INF = float("inf")
@@ -131,7 +132,7 @@ def _fire(pool: Pool, owner: tuple[str, str], at: float) -> None:
     if kind == "ttl":
         worker = pool.workers.get(name)
         if worker is not None and worker.idle_since is not None:
-            leases.revoke(pool, worker, "retire", "if_idle", at)
+            _expire(pool, worker, at)
     elif kind == "lane":
         lane = pool.lanes.get(name)
         if lane is not None:
@@ -156,6 +157,15 @@ def _fire(pool: Pool, owner: tuple[str, str], at: float) -> None:
         worker = pool.workers.get(name)
         if worker is not None and worker.state == "leaving":
             news.retry_sweep(pool, worker)
+
+
+def _expire(pool: Pool, worker: Worker, at: float) -> None:
+    """Holding the worker does not pay any more, unless its lane stays in any case."""
+    learns = isinstance(worker.lane.profile.policy, Adaptive)
+    if learns and not retention.is_closing(pool, worker) and growth.stays(pool, worker.lane):
+        pool.agenda.set(("ttl", worker.id), at + max(growth.UNUSED_LOOK_S, worker.hold_s))
+        return
+    leases.revoke(pool, worker, "retire", "if_idle", at)
 
 
 def _on_idle_cap(pool: Pool, event: ev.IdleCapSet) -> None:

@@ -46,8 +46,6 @@ def on_worker_started(pool: Pool, event: ev.WorkerStarted) -> None:
     cost = event.at - worker.since
     profile.start_cost_s += staffing.COST_GAIN * (cost - profile.start_cost_s)
     profile.costs.start.add(cost)
-    worker.start_s = cost + worker.lane.grow_s
-    worker.lane.grow_s = 0.0
     profile.starting -= 1
     staffing.succeeded(profile, promoted=False)
     worker.move("standby", event.at)

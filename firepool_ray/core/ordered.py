@@ -102,6 +102,11 @@ class Agenda(Generic[K]):
         """inf when nothing is due ever."""
         return self._ordered.first_key()
 
+    def time_of(self, owner: K) -> float:
+        """inf for an owner that has no time."""
+        number = self._numbers.get(owner)
+        return float("inf") if number is None else self._ordered.key_of(number)
+
     def pop_due(self, at: float) -> K | None:
         if self._ordered.first_key() > at:
             return None

@@ -39,11 +39,17 @@ def _supply(pool: Pool, profile: Profile, at: float) -> None:
     growth.keep_minimum(pool, profile, at)
     if not any(profile.waiting.values()):
         return
-    if staffing.may_start(pool, profile, at):
-        staffing.start_for_demand(pool, profile, at)
-    else:
+    if not staffing.may_start(pool, profile, at):
         staffing.look_again(pool, profile, max(profile.retry_at, profile.open_until), at)
-    growth.grow_for_demand(pool, profile, at)
+        growth.grow_for_demand(pool, profile, at)
+        return
+    staffing.start_in_free_lanes(pool, profile, at)
+    if staffing.would_rather_grow(profile):
+        growth.grow_for_demand(pool, profile, at)
+        staffing.recycle_for_demand(pool, profile, at)
+    else:
+        staffing.recycle_for_demand(pool, profile, at)
+        growth.grow_for_demand(pool, profile, at)
 
 
 def _pass_over(

@@ -82,23 +82,16 @@ def _unused_lane(pool: Pool, gpu_type: str) -> Lane | None:
 
 def _idle_worker(pool: Pool, gpu_type: str, at: float) -> Worker | None:
     """Of the queue furthest over its budget, the one that goes first."""
-    over = [
-        (terms.excess / terms.weight, queue)
-        for name, queue in pool.queues.items()
-        if (terms := budget.terms(pool, name, gpu_type, at)).excess > EPSILON
-    ]
+    over = []
+    for name, queue in pool.queues.items():
+        terms = budget.terms(pool, name, gpu_type, at)
+        # What is idle now: those already asked to go are idle no more, but budgets may be older.
+        excess = queue.idle_of.get(gpu_type, 0.0) - terms.budget
+        if excess > EPSILON:
+            over.append((excess / terms.weight, queue))
     over.sort(key=lambda pair: -pair[0])
     profiles = _profiles(pool, gpu_type)
-    for excess, queue in over:
-        leaving = sum(
-            lane.profile.spec.unit
-            for lane in pool.giving_back.values()
-            if (active := lane.device.active) is not None
-            and active.key is not None
-            and active.key.caller.queue == queue.spec.name
-        )
-        if excess * queue.weight - leaving <= EPSILON:
-            continue
+    for _, queue in over:
         for profile in profiles:
             for shelf in (profile.recycle, profile.handover):
                 lane = eviction.find_victim(pool, profile, shelf, None, at, queue)

@@ -12,7 +12,7 @@ from firepool_ray.core import bursts, keepalive
 from firepool_ray.core.adaptive import LONGEST, Adaptive
 from firepool_ray.core.gaps import Hold, best_hold
 from firepool_ray.core.keepalive import Idle, KeepAlive, Prices
-from firepool_ray.core.model import ProfileSpec
+from firepool_ray.core.model import Caller, ProfileSpec
 from firepool_ray.core.state import Lane, LetGo, Pool, Profile, Worker
 
 INF = float("inf")
@@ -39,14 +39,11 @@ def make_policy(spec: ProfileSpec) -> KeepAlive:
     return Adaptive(spec.cold_price) if form.name == "adaptive" else keepalive.Fixed(form.ttl_s)
 
 
-def prices(profile: Profile) -> Prices:
+def prices(profile: Profile, caller: Caller | None = None) -> Prices:
+    """What starts cost; ``start_s`` is the caller's own experience, or everybody's."""
     costs = profile.costs
-    return Prices(
-        costs.cold_s,
-        profile.promote_cost_s,
-        costs.restart.value,
-        profile.spec.unit,
-    )
+    start_s = costs.cold_s
+    return Prices(costs.cold_s, profile.promote_cost_s, start_s, profile.spec.unit)
 
 
 # ---------------------------------------------------------------- workers
@@ -65,17 +62,22 @@ def became_idle(pool: Pool, worker: Worker, since: float) -> float:
     lane.rest_since = since
     if worker.rest is None:
         worker.rest = Idle(caller, since)
-        costs = prices(profile)
+        costs = prices(profile, caller)
         worker.hold_s = profile.policy.hold_s(worker.rest, costs)
         bursts.is_held(profile, caller, worker.hold_s)
         worker.hold_s = max(worker.hold_s, bursts.bridge_s(profile, caller))
         queue = pool.queues[caller.queue]
         expected_s = _expected_idle_s(profile, worker)
         queue.standing_of(profile.gpu_type).add(since, expected_s * profile.spec.unit)
-    state = pool.callers.get(caller)
-    if state is not None and state.closing:
+    if is_closing(pool, worker):
         return since
     return since + max(worker.hold_s, lane_hold_s(profile, since))
+
+
+def is_closing(pool: Pool, worker: Worker) -> bool:
+    """Its caller said that it is done."""
+    state = pool.callers.get(worker.key.caller) if worker.key is not None else None
+    return state is not None and state.closing
 
 
 def _expected_idle_s(profile: Profile, worker: Worker) -> float:
@@ -103,7 +105,7 @@ def _end_gap(pool: Pool, worker: Worker, at: float) -> None:
     assert worker.key is not None
     profile, rest = worker.lane.profile, worker.rest
     worker.rest = None
-    lane_busy_again(worker.lane, at)
+    lane_busy_again(worker.lane, at, by_others=False)
     if worker.ahead:
         worker.ahead = False
         profile.policy.started(worker.key.caller, at)
@@ -112,16 +114,18 @@ def _end_gap(pool: Pool, worker: Worker, at: float) -> None:
         profile.held_s += _HELD_GAIN * (at - rest.since - profile.held_s)
 
 
-def bound(pool: Pool, worker: Worker, wanted_at: float, cold_s: float | None, at: float) -> None:
-    """A worker is promised to a caller that wanted one since ``wanted_at``.
+def bound(pool: Pool, worker: Worker, wanted_at: float, at: float) -> None:
+    """A worker is promised to a caller that wanted one since ``wanted_at``, for want of a warm one.
 
-    ``cold_s``: what its start took, where the caller waited for that.
+    What that cost is what it waited; at most a start from nothing, since a full pool is no reason
+    to hold idle workers longer.
     """
     assert worker.key is not None
     profile = worker.lane.profile
-    lane_busy_again(worker.lane, at)
+    lane_busy_again(worker.lane, at, by_others=True)
     profile.policy.started(worker.key.caller, wanted_at)
-    profile.costs.restart.add(profile.promote_cost_s if cold_s is None else cold_s)
+    took_s = at - wanted_at + profile.promote_cost_s
+    bursts.started(pool, worker, min(took_s, profile.costs.cold_s + profile.promote_cost_s))
     bursts.works(pool, worker, wanted_at)
 
 
@@ -134,14 +138,14 @@ def gone(pool: Pool, worker: Worker, why: str, at: float) -> None:
     if lane.rest_since is None:
         lane.rest_since = at
     rest, worker.rest = worker.rest, None
-    if rest is None and not worker.ahead:
+    ahead, worker.ahead = worker.ahead, False
+    if rest is None and not ahead:
         return
     held_s = at - (rest.since if rest is not None else worker.since)
     if rest is not None:
         profile.policy.released(rest, at)
         profile.held_s += _HELD_GAIN * (held_s - profile.held_s)
-        state = pool.callers.get(worker.key.caller)
-        if state is not None and state.closing and isinstance(profile.policy, Adaptive):
+        if is_closing(pool, worker) and isinstance(profile.policy, Adaptive):
             profile.policy.closed(worker.key.caller)
     pool.let_go.append(LetGo(at, worker.id, worker.key, held_s, WHY.get(why, why)))
 
@@ -149,10 +153,14 @@ def gone(pool: Pool, worker: Worker, why: str, at: float) -> None:
 # ---------------------------------------------------------------- lanes
 
 
-def lane_busy_again(lane: Lane, at: float) -> None:
+def lane_busy_again(lane: Lane, at: float, *, by_others: bool) -> None:
+    """Work begins on the lane. What its own caller does there, its own keep-alive has foreseen;
+    lanes are held beyond that for others only.
+    """
     since, lane.rest_since = lane.rest_since, None
     if since is not None:
-        lane.profile.lane_gaps.add(max(0.0, at - since))
+        gaps, gap_s = lane.profile.lane_gaps, max(0.0, at - since)
+        (gaps.add if by_others else gaps.censor)(gap_s)
 
 
 def lane_gone(lane: Lane) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from firepool_ray.core.costs import Mean
 from firepool_ray.core.model import ReuseKey
 
 #: Pauses seen before the next one is told: with two their spread is known, if badly.
@@ -24,6 +25,8 @@ LATE = 1.96
 _EFFECTIVE = 9
 #: The profile's predictions count as this many of the caller's own.
 _PRIOR = 2.0
+#: What all callers of the profile wait for a worker counts as this many starts of the caller's.
+_PRIOR_STARTS = 4
 #: Bursts whose sizes are remembered.
 _SIZES = 3
 
@@ -46,14 +49,17 @@ class Rhythm:
         "pausing",
         "peak",
         "quiet_since",
+        "restart",
         "sizes",
         "told",
         "until",
         "variance",
     )
 
-    def __init__(self, id: str, key: ReuseKey) -> None:
+    def __init__(self, id: str, key: ReuseKey, restart_s: float) -> None:
         self.id = id
+        #: What it waits where none of its workers is warm: cold starts or promotions, as usual.
+        self.restart = Mean(restart_s, weight=_PRIOR_STARTS)
         self.key = key  #: the last one used
         self.busy = 0  #: workers at work, or on their way to work
         self.peak = 0  #: most of them since the burst began
@@ -120,8 +126,11 @@ class Rhythm:
 
     @property
     def workers(self) -> int:
-        """How many to warm: the median of the last bursts, so that one outlier changes little."""
-        sizes = sorted(self.sizes)
+        """How many to warm: the median of the last bursts, so that one outlier changes little.
+
+        The one that has just ended is among them: ``sizes`` has it only when the next one begins.
+        """
+        sizes = sorted([*self.sizes, self.peak][-_SIZES:] if self.peak else self.sizes)
         return sizes[len(sizes) // 2] if sizes else 0
 
     def pause_s(self) -> tuple[float, float, float] | None:
@@ -154,14 +163,16 @@ class Rhythm:
         self.until = self.quiet_since + latest_s + start_s
         return True
 
-    def bridge_s(self, start_s: float) -> float:
+    def bridge_s(self, cold_s: float, restart_s: float) -> float:
         """How long to hold on where a pause is hardly longer than a start; else 0.
 
         Whoever let go would have to start again at once. The slack is for those that ended early.
+        ``restart_s``: what the caller really waits without its own workers; holding on for a burst
+        that nobody can tell to within that would cost more.
         """
         pause = self.pause_s()
-        if pause is None or pause[0] > start_s or pause[1] - pause[0] > start_s:
+        if pause is None or pause[0] > cold_s or pause[1] - pause[0] > restart_s:
             return 0.0
         if self.pausing < 0.5:  # most breaks are shorter, and have a hold time of their own
             return 0.0
-        return pause[2] + start_s
+        return pause[2] + restart_s

@@ -55,19 +55,23 @@ def under_way(profile: Profile) -> int:
     return len(profile.coming) + profile.growing + profile.recycling
 
 
-def start_for_demand(pool: Pool, profile: Profile, at: float) -> None:
-    possible = len(profile.startable) + sum(len(lanes) for lanes in profile.recycle.values())
-    if not possible:
+def start_in_free_lanes(pool: Pool, profile: Profile, at: float) -> None:
+    """Start workers for waiting demand where nobody has to go for them."""
+    if not profile.startable:
         return
-    enough = under_way(profile) + possible
-    missing = queueing.wanted_starts(pool, profile, profile.start_cost_s, enough)
-    missing -= under_way(profile)
+    missing = _missing(pool, profile, len(profile.startable))
     while missing > 0 and (lane := profile.startable.first()) is not None:
         start(pool, lane, at, fresh=True)
         missing -= 1
         if not may_start(pool, profile, at):
             return
-    while missing > 0:
+
+
+def recycle_for_demand(pool: Pool, profile: Profile, at: float) -> None:
+    """Start workers for waiting demand in lanes of idle ones, which go for them."""
+    possible = sum(len(lanes) for lanes in profile.recycle.values())
+    missing = _missing(pool, profile, possible) if possible else 0
+    while missing > 0 and may_start(pool, profile, at):
         lane = eviction.find_victim(pool, profile, profile.recycle, None, at)
         if lane is None:
             return
@@ -77,6 +81,17 @@ def start_for_demand(pool: Pool, profile: Profile, at: float) -> None:
         if None in lane.slots and not any(w.state == "starting" for w in lane.workers()):
             start(pool, lane, at, fresh=True)
         missing -= 1
+
+
+def _missing(pool: Pool, profile: Profile, possible: int) -> int:
+    """Workers wanted beyond those under way; looks no further than ``possible`` ones."""
+    coming = under_way(profile)
+    return queueing.wanted_starts(pool, profile, profile.start_cost_s, coming + possible) - coming
+
+
+def would_rather_grow(profile: Profile) -> bool:
+    """A new lane costs hardly more waiting than a start, and takes no warm worker from anybody."""
+    return profile.costs.grow.value <= profile.costs.start.value
 
 
 def refill(pool: Pool, at: float) -> None:

@@ -98,7 +98,6 @@ class Lane:
     shelf_queue: str = ""  #: queue of the idle worker in its way, on the victims' shelves
     needed: bool = False  #: grown for waiting demand: its first start is not paced
     rest_since: float | None = None  #: end of its last work; None while some worker works
-    grow_s: float = 0.0  #: what its growth took, until its first worker has started
 
     def move(self, to: LaneState) -> None:
         if to not in LANE_EDGES[self.state]:
@@ -129,7 +128,6 @@ class Worker:
     handing_over: bool = False  #: its caller's ``leaving`` counts it
     recycled_for: Profile | None = None  #: whose ``recycling`` counts it
     fresh: bool = False  #: started while demand waited for it: its first grant is cold
-    start_s: float = 0.0  #: what its start took, growth of its lane included
     rest: Idle | None = None  #: since its last job, until it works again or is gone
     hold_s: float = 0.0  #: how long its keep-alive holds it, from ``rest.since`` on
     ahead: bool = False  #: bound before anybody asked, and not used yet
@@ -278,11 +276,14 @@ class Profile:
     refill: dict[str, Lane] = field(default_factory=dict)  #: lanes that lack a standby
     rhythms: dict[Caller, Rhythm] = field(default_factory=dict)  #: of its callers, see ``bursts``
     warming: dict[str, Rhythm] = field(default_factory=dict)  #: those whose next burst is due
+    short: int = 0  #: workers for them that nothing ready could serve
     warms: bool = False  #: bind workers ahead of bursts
     #: Seconds per worker that following all predictions of bursts would have brought, on average.
     gain_s: Mean = field(default_factory=lambda: Mean(-1.0))
     held_s: float = 0.0  #: mean time that workers were held idle
-    lane_gaps: Gaps = field(default_factory=lambda: Gaps(5000.0))  #: from work to work on a lane
+    lane_gaps: Gaps = field(
+        default_factory=lambda: Gaps(5000.0)
+    )  #: from work to others' work on a lane
     lanes_awaited: list[float] = field(default_factory=list)  #: when lanes that went had rested
     lane_hold: Hold = Hold(0.0, 0.0, 0.0)  #: learned, for the price below
     lane_price_s: float = -1.0

@@ -20,9 +20,7 @@ def fire(pool: Pool, name: str, at: float) -> None:
     if found is None:
         return
     profile, rhythm = found
-    state = pool.callers.get(rhythm.key.caller)
-    expected = state is not None and bool(state.clients) and not state.closing
-    if not expected:
+    if not _expected(pool, rhythm):
         bursts.forget_plan(pool, profile, rhythm)
         return
     if at >= rhythm.until:
@@ -33,6 +31,12 @@ def fire(pool: Pool, name: str, at: float) -> None:
     profile.warming[rhythm.id] = rhythm
     pool.agenda.set(("warm", name), rhythm.until)
     pool.dirty[profile.spec.name] = None
+
+
+def _expected(pool: Pool, rhythm: Rhythm) -> bool:
+    """Its caller has clients and has not said that it is done."""
+    state = pool.callers.get(rhythm.key.caller)
+    return state is not None and bool(state.clients) and not state.closing
 
 
 def serve(pool: Pool, profile: Profile, at: float) -> None:
@@ -47,6 +51,7 @@ def serve(pool: Pool, profile: Profile, at: float) -> None:
             leases.promote_ahead(pool, standby, rhythm.key, at)
             missing -= 1
         short += missing
+    profile.short = short
     if not short:
         return
     coming = staffing.under_way(profile)
@@ -62,6 +67,8 @@ def serve(pool: Pool, profile: Profile, at: float) -> None:
 
 def _missing(pool: Pool, profile: Profile, rhythm: Rhythm, at: float) -> int:
     """Workers still to be warmed, within what the queue may hold."""
+    if not _expected(pool, rhythm):
+        return 0
     caller = rhythm.key.caller
     there = len(pool.warm.get(rhythm.key, ())) + rhythm.coming + rhythm.busy
     missing = rhythm.workers - there

@@ -12,6 +12,7 @@ from typing import Any
 from firepool_ray.core import queueing
 from firepool_ray.core.model import Caller
 from firepool_ray.core.state import Entry, Lane, Pool, Profile, Worker
+from firepool_ray.observe import warmth
 
 
 def finite(value: float) -> float | None:
@@ -34,7 +35,7 @@ def caller_text(worker: Worker) -> str:
     return str(worker.key.caller) if worker.key is not None else ""
 
 
-def describe_lane(lane: Lane, at: float) -> dict[str, Any]:
+def describe_lane(pool: Pool, lane: Lane, at: float) -> dict[str, Any]:
     return {
         "lane": lane.id,
         "profile": lane.profile.spec.name,
@@ -53,13 +54,14 @@ def describe_lane(lane: Lane, at: float) -> dict[str, Any]:
                 "deps": worker.key.deps if worker.key is not None else "",
                 "client": worker.client,
                 "age_s": round(at - worker.since, 3),
+                **warmth.describe_warmth(pool, worker, at),
             }
             for worker in lane.workers()
         ],
     }
 
 
-def describe_queue(pool: Pool, name: str) -> dict[str, Any]:
+def describe_queue(pool: Pool, name: str, at: float) -> dict[str, Any]:
     queue = pool.queues[name]
     idle = sum(
         worker.lane.profile.spec.unit
@@ -80,6 +82,8 @@ def describe_queue(pool: Pool, name: str) -> dict[str, Any]:
         "idle": round(idle, 6),
         "demand": round(units, 6),
         "demand_workers": workers,
+        "budgets": warmth.describe_budgets(pool, name, at),
+        "signal": warmth.describe_signal(pool, name, at),
     }
 
 
@@ -95,6 +99,7 @@ def describe_profile(profile: Profile, at: float) -> dict[str, Any]:
         "start_s": round(profile.start_cost_s, 4),
         "grow_s": round(profile.grow_cost_s, 4),
         "promote_s": round(profile.promote_cost_s, 5),
+        **warmth.describe_policy(profile, at),
     }
 
 

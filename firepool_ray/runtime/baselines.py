@@ -5,6 +5,7 @@ It lies here because only ``runtime`` may import ray; ``cli.bench`` is the only 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import shutil
 import tempfile
@@ -92,3 +93,23 @@ def call(actor: Any, method: str, *args: object) -> Any:
 def stop_actors(actors: list[Any]) -> None:
     for actor in actors:
         ray.kill(actor)
+
+
+class _Loaded:
+    """An actor that imports a module before it serves, as a worker preloads it."""
+
+    def __init__(self, module: str) -> None:
+        importlib.import_module(module)
+
+    def sleep(self, seconds: float) -> float:
+        began = time.time()
+        time.sleep(seconds)
+        return began
+
+
+def one_job_on_a_fresh_actor(seconds: float, module: str, **options: Any) -> tuple[float, float]:
+    """Make an actor, have it sleep, kill it. Returns when the job began and when all was over."""
+    actor: Any = ray.remote(_Loaded).options(**options).remote(module)
+    began: float = ray.get(actor.sleep.remote(seconds))
+    ray.kill(actor)
+    return began, time.time()

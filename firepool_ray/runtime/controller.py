@@ -74,11 +74,15 @@ class Controller:
 
     def _feed(self, event: ev.Event) -> None:
         """The only way to the machine."""
+        self._try(event)
+
+    def _try(self, event: ev.Event) -> str:
+        """Returns why the machine refused the event; "" if it did not."""
         try:
             actions = self._machine.handle(event)
-        except IllegalTransition:
+        except IllegalTransition as error:
             log.exception("refused: %s", event)
-            return
+            return str(error)
         except Exception:
             log.exception("the machine failed on %s; a successor adopts what stands", event)
             os._exit(RESTART_CODE)
@@ -87,6 +91,7 @@ class Controller:
                 self._set_timer(action.when)
             else:
                 self._effects.run(action)
+        return ""
 
     def _set_timer(self, when: float) -> None:
         if self._wake is not None:
@@ -265,6 +270,18 @@ class Controller:
     async def closing(self, queue: str, caller: str) -> None:
         """The caller is done: its idle workers go at once."""
         self._feed(ev.CallerClosing(time.monotonic(), Caller(queue, caller)))
+
+    async def queue_signal(self, queue: str, said: dict[str, Any]) -> None:
+        """What another system says of a queue: the fields of ``core.events.QueueSignal``.
+
+        Raises ``ValueError`` for a queue that the pool does not have, and values out of range.
+        """
+        try:
+            refused = self._try(ev.QueueSignal(time.monotonic(), queue, **said))
+        except TypeError as error:
+            refused = str(error)
+        if refused:
+            raise ValueError(refused)
 
     async def set_idle_cap(self, gpus: float) -> None:
         """Change the cap on idle units. Raises ``ValueError`` for a negative one."""

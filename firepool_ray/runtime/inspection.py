@@ -17,7 +17,7 @@ import ray
 from firepool_ray.config import PoolConfig
 from firepool_ray.core.model import Caller
 from firepool_ray.core.state import Pool
-from firepool_ray.observe import situation
+from firepool_ray.observe import situation, warmth
 from firepool_ray.observe.served import Served
 from firepool_ray.runtime import lanes as ray_lanes
 from firepool_ray.runtime.effects import Effects
@@ -69,11 +69,11 @@ def describe(
             "idle_cap": situation.finite(pool.idle_cap),
         },
         "lanes": [
-            _with_runtime(situation.describe_lane(lane, at), effects, wardens)
+            _with_runtime(situation.describe_lane(pool, lane, at), effects, wardens)
             for lane in pool.lanes.values()
         ],
         "workers": situation.describe_workers(pool),
-        "queues": [situation.describe_queue(pool, name) for name in sorted(pool.queues)],
+        "queues": [situation.describe_queue(pool, name, at) for name in sorted(pool.queues)],
         "profiles": [
             situation.describe_profile(pool.profiles[name], at) for name in sorted(pool.profiles)
         ],
@@ -81,6 +81,7 @@ def describe(
         "latency_s": served.latencies(),
         "clients": [_client(pool, box, at) for box in boxes.values()],
         "waiting": situation.describe_waiting(pool, at),
+        "let_go": warmth.describe_let_go(pool, at),
     }
 
 
@@ -135,6 +136,7 @@ async def explain(
                 "message": f"no job or caller {what!r} is known; see the candidates",
                 "waiting": [],
                 "leases": [],
+                "let_go": [],
                 "records": [],
                 "candidates": matching or known,
             }
@@ -150,6 +152,7 @@ async def explain(
             "node": worker.lane.node,
             "state": situation.worker_state(worker),
             "age_s": round(at - worker.since, 3),
+            **warmth.describe_warmth(pool, worker, at),
         }
         for worker in pool.workers.values()
         if situation.caller_text(worker) == caller and worker.state != "leaving"
@@ -160,6 +163,7 @@ async def explain(
         "message": message or _about_caller(caller, waiting, leases),
         "waiting": waiting,
         "leases": leases,
+        "let_go": warmth.describe_let_go(pool, at, Caller(queue, name)),
         "records": [record._asdict() for record in records[-SHOWN_RECORDS:]],
         "candidates": [],
     }

@@ -110,6 +110,58 @@ def test_status_shows_every_part() -> None:
     ]
 
 
+BUDGET = {
+    "gpu_type": "gpu",
+    "budget": 2.0,
+    "idle": 1.0,
+    "running": 3.0,
+    "demand": 0.0,
+    "need": 2.0,
+    "within_quota": 1.0,
+    "beyond_quota": 1.0,
+    "cap": 8.0,
+}
+LET_GO = {
+    "worker": "e1w7",
+    "caller": "rl/rollouts",
+    "profile": "gpu",
+    "ago_s": 3.0,
+    "idle_s": 21.5,
+    "why": "another caller waited: it got the lane",
+}
+
+
+def test_status_shows_budgets_with_their_terms_and_why_workers_went() -> None:
+    queue = {**described()["queues"][0], "budgets": [BUDGET]}
+    gone = [{**LET_GO, "worker": f"e1w{number}"} for number in range(7)]
+    page = render.status(described(queues=[queue], let_go=gone)).splitlines()
+    start = page.index("Budgets for idle workers")
+    assert page[start + 1].split() == (
+        "queue gpus of budget idle need within quota beyond quota running demand cap".split()
+    )
+    assert page[start + 2].split() == "rl gpu 2 1 2 1 1 3 0 8".split()
+    start = page.index("Let go (newest last)")
+    assert [line.split()[0] for line in page[start + 2 : start + 7]] == [
+        f"e1w{number}" for number in range(2, 7)
+    ]
+    assert page[start + 2].endswith("3 s    21.5 s  another caller waited: it got the lane")
+
+
+def test_explain_says_for_how_long_and_why_a_worker_is_held() -> None:
+    lease = {
+        "worker": "e1w1",
+        "lane": "e1l2",
+        "node": "abcdef0123",
+        "state": "idle",
+        "age_s": 60.0,
+        "held_for_s": 12.5,
+        "why": "83 % of the pauses of rl/rollouts end within 22 s",
+    }
+    page = render.explanation({"message": "m", "leases": [lease], "let_go": [LET_GO]})
+    assert "12.5 s  83 % of the pauses of rl/rollouts end within 22 s" in page
+    assert "Let go (newest last)" in page and "e1w7" in page
+
+
 def test_status_of_an_empty_pool_has_no_empty_tables() -> None:
     empty = described(
         lanes=[], workers={"by_state": {}, "by_caller": {}}, queues=[], waiting=[], clients=[]

@@ -93,7 +93,10 @@ def _bound_once(pool: Pool) -> None:
     assert all(count == 1 for count in held.values()), "I2: two clients hold one worker"
     for worker in pool.workers.values():
         if worker.ahead:
-            assert worker.state in ("promoting", "bound", "revoking") and not worker.client
+            assert worker.state in ("promoting", "bound", "revoking", "draining")
+            assert not worker.client
+        elif worker.state == "revoking" and worker.purpose == "move" and not worker.client:
+            assert worker.claim is not None  # was bound ahead, and goes to the first that wants it
         elif worker.state in ("bound", "revoking"):
             assert held[worker.id] == 1, f"{worker.id} is {worker.state} without a holder"
         if worker.state in ("starting", "standby", "reserved"):

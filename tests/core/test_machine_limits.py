@@ -189,14 +189,24 @@ def test_an_unused_lane_goes_down_to_the_minimum() -> None:
     assert desk.wake(1000.0) == []
 
 
-def test_a_lane_kept_because_somebody_waited_goes_later() -> None:
+def test_a_lane_is_not_kept_for_demand_that_may_not_have_it() -> None:
     desk = ready(pool(profile(lane_keep_s=30.0), queues=LIMITED), p=3)
     (lease,) = desk.hold("c1")
-    desk.sync("c1", want(), at=25.0)
-    assert [a for a in desk.wake(30.0) if isinstance(a, RetireWorker)] == []
-    desk.sync("c1", at=31.0)
-    retired = [a for a in desk.wake(61.0) if isinstance(a, RetireWorker)]
+    desk.sync("c1", want(), at=25.0)  # its queue is at its limit
+    retired = [a for a in desk.wake(30.0) if isinstance(a, RetireWorker)]
     assert len(retired) == 2 and lease.worker not in {a.worker for a in retired}
+
+
+def test_a_lane_in_which_a_worker_starts_for_somebody_stays() -> None:
+    desk = ready(pool(profile(lane_keep_s=30.0, standbys=0, max_lanes=1)))
+    (start,) = desk.sync("c1", want())
+    assert isinstance(start, StartWorker)
+    desk.sync("c1", want(), at=29.0)
+    assert [a for a in desk.wake(30.0) if isinstance(a, RetireWorker)] == []
+    desk.sync("c1", at=31.0)  # it has given up
+    assert isinstance(desk.do(ev.WorkerStarted(32.0, start.worker)), list)
+    retired = [a for a in desk.wake(62.0) if isinstance(a, RetireWorker)]
+    assert [a.worker for a in retired] == [start.worker]
 
 
 def test_lanes_are_grown_to_the_minimum_and_again_after_a_failure() -> None:

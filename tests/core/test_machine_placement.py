@@ -215,7 +215,7 @@ def test_a_worker_is_started_only_if_the_queue_takes_longer_than_a_start() -> No
     assert desk.sync("c1", want(), drain_s=0.9) == []
     (start,) = desk.sync("c1", want(), count=5, drain_s=1.1)
     assert isinstance(start, StartWorker)  # but no lane is grown for that
-    (grow,) = desk.sync("c1", want(), count=5, drain_s=5.1)
+    (grow,) = desk.sync("c1", want(), count=5, drain_s=6.1)
     assert isinstance(grow, GrowLane)
 
 

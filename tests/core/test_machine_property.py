@@ -193,7 +193,8 @@ class PoolMachine(RuleBasedStateMachine):
         world.calm()
         world.run(PATIENCE_S, until=lambda: not world.outstanding())
         assert not world.outstanding(), f"never served: {world.outstanding()}"
-        if any(p.keep_alive == "always" for p in world.spec.profiles):
+        # Always, and adaptive on lanes that are kept anyway, hold on until somebody needs the lane.
+        if any(p.keep_alive in ("always", "adaptive") for p in world.spec.profiles):
             world.feed(ev.IdleCapSet(world.now, 0.0))
         world.run(1500.0)  # a burst may be waited for, and lanes are kept after that
         pool = world.machine.pool
