@@ -211,7 +211,7 @@ def bench(as_json: bool, only: tuple[str, ...], loops: bool) -> None:
 def _bench_loops(as_json: bool) -> None:
     from firepool_ray.cli.bench import loops, loops_report
 
-    rows = []
+    rows: list[loops.Row] = []
     with click.progressbar(
         loops.measure(), length=len(loops.POLICIES) + 1, label="Running loops", file=sys.stderr
     ) as running:

@@ -17,7 +17,7 @@ def works(pool: Pool, worker: Worker, at: float) -> None:
     """The worker begins to work, or is on its way to somebody who waits."""
     assert worker.key is not None
     rhythm = _rhythm(pool, worker)
-    rhythm.key = worker.key
+    rhythm.key, rhythm.client = worker.key, worker.client
     if not worker.counted:
         worker.counted = True
         rhythm.busy += 1

@@ -37,9 +37,12 @@ def find_victim(
     if entry is not None and only is None:
         names = [name for name in names if _may_take(pool, profile, name, entry, at)]
     costs = retention.prices(profile)
+    best: Lane | None = None
+    least = 0.0
+    borrowed = 0.0  #: of the queue that the best one is of
     for name in names:
-        best: Lane | None = None
-        least = 0.0
+        if best is not None and pool.queues[name].borrowed < borrowed:
+            break
         for lane in islice(shelf[name], queueing.SCAN):
             victim = lane.device.active
             assert victim is not None and victim.idle_since is not None
@@ -47,15 +50,36 @@ def find_victim(
             if ripe_at > at and victim.state != "unleased":
                 pool.agenda.set_earlier(("place", profile.spec.name), ripe_at)
                 break
-            if entry is None or not _is_own(victim, entry):
-                if only is not None and victim.lane.profile.spec.unit < profile.spec.unit:
-                    continue  # the queue would hold more than its limit
-                worth = retention.worth(victim, costs, at)
-                if best is None or worth < least:
-                    best, least = lane, worth
-        if best is not None:
-            return best
-    return None
+            if not _may_go(pool, profile, victim, entry, at, only):
+                continue
+            worth = retention.worth(victim, costs, at)
+            if best is None or worth < least:
+                best, least, borrowed = lane, worth, pool.queues[name].borrowed
+    return best
+
+
+def _may_go(
+    pool: Pool, profile: Profile, victim: Worker, entry: Entry | None, at: float, only: Queue | None
+) -> bool:
+    if entry is not None and _is_own(victim, entry):
+        return False
+    if _waits_for_its_burst(pool, profile, victim, entry, at):
+        return False
+    # Within one queue a smaller worker makes no room for a larger one.
+    return only is None or victim.lane.profile.spec.unit >= profile.spec.unit
+
+
+def _waits_for_its_burst(
+    pool: Pool, profile: Profile, victim: Worker, entry: Entry | None, at: float
+) -> bool:
+    """A burst that has been told would have to start anew: for one window it goes first."""
+    if entry is None or not retention.is_expected(victim):
+        return False
+    free_at = entry.oldest_at + pool.spec.window_s
+    if at >= free_at:
+        return False
+    pool.agenda.set_earlier(("place", profile.spec.name), free_at)
+    return True
 
 
 def _may_take(pool: Pool, profile: Profile, name: str, entry: Entry, at: float) -> bool:
@@ -111,6 +135,7 @@ def close_caller(pool: Pool, caller: Caller, at: float) -> None:
     if state is None:
         return
     state.closing = True
+    retention.caller_closed(pool, caller)
     for worker in list(ledger.queue_of(pool, caller).idle):
         if worker.key is not None and worker.key.caller == caller:
             leases.revoke(pool, worker, "retire", "if_idle", at)

@@ -14,11 +14,12 @@ from firepool_ray.core.actions import (
     RevokeMode,
     SendGrant,
 )
-from firepool_ray.core.model import Grant, LeaseId, ReuseKey
+from firepool_ray.core.model import Grant, JobClass, LeaseId, ReuseKey
 from firepool_ray.core.shelves import clear_idle, set_idle, shelve
 from firepool_ray.core.state import Claim, Client, Device, Entry, Pool, Profile, Purpose, Worker
 from firepool_ray.core.tables import HELD_STATES
 
+INF = float("inf")
 #: Purposes for which a worker makes way for somebody else.
 FOR_OTHERS = ("handover", "recycle", "exchange")
 
@@ -34,12 +35,28 @@ def promote(pool: Pool, worker: Worker, claim: Claim, at: float) -> None:
     shelve(pool, worker.lane.device)
 
 
-def promote_ahead(pool: Pool, worker: Worker, key: ReuseKey, at: float) -> None:
-    """Bind a standby of a free device to a caller that does not want one yet, but soon will."""
+def promote_ahead(pool: Pool, worker: Worker, key: ReuseKey, client: str, at: float) -> None:
+    """Bind a standby of a free device to a caller that does not want one yet, but soon will.
+
+    It is granted to ``client`` before that one asks, so that its burst finds it; without a client
+    ("") the first that wants it will get it.
+    """
     worker.move("promoting", at)
     worker.ahead = True
-    _bind(pool, worker, key, "", at)
+    if client:
+        entry = _entry_of(pool, client, key)
+        worker.claim = Claim(entry, "warm")
+        cover(pool, entry)
+    _bind(pool, worker, key, client, at)
     shelve(pool, worker.lane.device)
+
+
+def _entry_of(pool: Pool, client: str, key: ReuseKey) -> Entry:
+    entries, job_class = pool.clients[client].entries, JobClass(key)
+    entry = entries.get(job_class)
+    if entry is None:
+        entry = entries[job_class] = Entry(pool.number(), client, job_class, oldest_at=INF)
+    return entry
 
 
 def _bind(pool: Pool, worker: Worker, key: ReuseKey, client: str, at: float) -> None:
@@ -281,7 +298,9 @@ def stay(pool: Pool, worker: Worker, at: float) -> None:
     worker.successor = None
     worker.move("bound", at)
     pool.giving_back.pop(worker.lane.id, None)
-    if not worker.counted:
+    if worker.ahead and not worker.client:
+        set_idle(pool, worker, at)  # nobody can have used it: it was only too fresh
+    elif not worker.counted:
         retention.works_again(pool, worker, at)
     drop_claim(pool, worker)
     device = worker.lane.device

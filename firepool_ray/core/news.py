@@ -77,11 +77,17 @@ def on_worker_promoted(pool: Pool, event: ev.WorkerPromoted) -> None:
     worker.move("bound", event.at)
     if worker.ahead:
         bursts.is_bound(worker)
-        set_idle(pool, worker, event.at)
-    else:
+    if worker.claim is not None:
         leases.grant(pool, worker, event.at)
+    _rest_until_used(pool, worker, event.at)
     shelve(pool, worker.lane.device)
     _drain_if_leaving(pool, worker, event.at)
+
+
+def _rest_until_used(pool: Pool, worker: Worker, at: float) -> None:
+    """A worker that was bound ahead is idle from the start."""
+    if worker.ahead and worker.state == "bound":
+        set_idle(pool, worker, at)
 
 
 def on_promotion_failed(pool: Pool, event: ev.PromotionFailed) -> None:

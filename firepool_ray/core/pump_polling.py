@@ -15,6 +15,9 @@ from firepool_ray.core.pump_state import Book, Class
 COALESCE_S = 0.02
 #: The situation is stated at least this often while jobs wait: ages and drain times move.
 HEARTBEAT_S = 1.0
+#: A client that had work listens for so long after: the controller may have workers ready for its
+#: next burst and grant them before it asks.
+LISTEN_S = 300.0
 #: Jobs that wait end when the controller has been silent for this long. It answers a parked poll
 #: after 10 s at the latest, and a released one at once.
 SILENCE_S = 30.0
@@ -32,6 +35,7 @@ class Polling:
         self._seq = 0
         self._parked = 0  #: the sync whose answer is outstanding; 0 for none
         self._last_sync_at = -INF
+        self._listen_until = -INF
         self._changed = False  #: something other than demand is to be stated at once
         self._had_news = False
         self._silent_since: float | None = None  #: first unanswered sync with jobs waiting
@@ -46,7 +50,7 @@ class Polling:
     def due_at(self, at: float) -> float:
         """When the next sync is to be sent; inf for not before something changes."""
         book = self._book
-        wants_news = bool(book.leases) or book.waiting > 0
+        wants_news = bool(book.leases) or book.waiting > 0 or at < self._listen_until
         differs = any(map(_differs, book.touched.values())) if book.touched else False
         if self._retry_at > at:
             return self._retry_at if wants_news or differs or self._changed else INF
@@ -68,6 +72,8 @@ class Polling:
         self._seq += 1
         self._parked = self._seq
         self._last_sync_at = at
+        if self._book.leases or self._book.waiting:
+            self._listen_until = at + LISTEN_S
         self._changed = self._had_news = False
         if not self._book.waiting:
             self._silent_since = None

@@ -65,7 +65,9 @@ def became_idle(pool: Pool, worker: Worker, since: float) -> float:
         costs = prices(profile, caller)
         worker.hold_s = profile.policy.hold_s(worker.rest, costs)
         bursts.is_held(profile, caller, worker.hold_s)
-        worker.hold_s = max(worker.hold_s, bursts.bridge_s(profile, caller))
+        bridge_s = bursts.bridge_s(profile, caller)
+        worker.bridges = bridge_s > worker.hold_s
+        worker.hold_s = max(worker.hold_s, bridge_s)
         queue = pool.queues[caller.queue]
         expected_s = _expected_idle_s(profile, worker)
         queue.standing_of(profile.gpu_type).add(since, expected_s * profile.spec.unit)
@@ -93,6 +95,11 @@ def _expected_idle_s(profile: Profile, worker: Worker) -> float:
 def worth(worker: Worker, costs: Prices, at: float) -> float:
     """What holding the idle worker is worth to its policy; a warmed one waits for its burst."""
     return INF if worker.rest is None else worker.lane.profile.policy.worth(worker.rest, at, costs)
+
+
+def is_expected(worker: Worker) -> bool:
+    """Its caller's next burst has been told, and the worker is held for it."""
+    return worker.ahead or worker.bridges
 
 
 def works_again(pool: Pool, worker: Worker, at: float) -> None:
@@ -148,6 +155,16 @@ def gone(pool: Pool, worker: Worker, why: str, at: float) -> None:
         if is_closing(pool, worker) and isinstance(profile.policy, Adaptive):
             profile.policy.closed(worker.key.caller)
     pool.let_go.append(LetGo(at, worker.id, worker.key, held_s, WHY.get(why, why)))
+
+
+def caller_closed(pool: Pool, caller: Caller) -> None:
+    """The caller is done: its open gaps tell nothing, and no burst of it is to be expected."""
+    for profile in pool.profiles.values():
+        if isinstance(profile.policy, Adaptive):
+            profile.policy.closed(caller)
+        rhythm = profile.rhythms.get(caller)
+        if rhythm is not None:
+            bursts.forget_plan(pool, profile, rhythm)
 
 
 # ---------------------------------------------------------------- lanes

@@ -36,6 +36,7 @@ class Rhythm:
 
     __slots__ = (
         "busy",
+        "client",
         "coming",
         "due",
         "earliest",
@@ -61,6 +62,7 @@ class Rhythm:
         #: What it waits where none of its workers is warm: cold starts or promotions, as usual.
         self.restart = Mean(restart_s, weight=_PRIOR_STARTS)
         self.key = key  #: the last one used
+        self.client = ""  #: and the client that used it
         self.busy = 0  #: workers at work, or on their way to work
         self.peak = 0  #: most of them since the burst began
         self.quiet_since: float | None = None  #: None while it works, or before it ever did

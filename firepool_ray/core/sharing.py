@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from firepool_ray.core import growth, leases, ledger, queueing
+from firepool_ray.core import growth, leases, ledger, queueing, staffing
 from firepool_ray.core.model import Caller
 from firepool_ray.core.shelves import standby_of
 from firepool_ray.core.state import EPSILON, Claim, Entry, Lane, Pool, Profile, Worker
 
 #: Waiting entries and busy workers are all looked at, so not more often than this.
 LOOK_EVERY_S = 0.25
+#: Nor than this while enough workers start.
+COVERED_LOOK_S = 1.0
 
 
 def relieve(pool: Pool, profile: Profile, at: float) -> None:
@@ -46,10 +48,14 @@ def relieve(pool: Pool, profile: Profile, at: float) -> None:
             )
         )
         _serve_first_those_without(pool, overdue, at)
+        if staffing.under_way(profile) >= sum(e.unmet for e in overdue):
+            # Workers for all of them start already: nothing is to be shared, only waited for.
+            profile.relieve_after = at + COVERED_LOOK_S
+            pool.agenda.set_earlier(("place", profile.spec.name), profile.relieve_after)
+            return
         busy = _busy_by_caller(pool, profile.lanes.values())
         for entry in overdue:
-            under_way = profile.recycling + len(profile.coming) + profile.growing
-            if under_way >= sum(e.unmet for e in overdue):
+            if staffing.under_way(profile) >= sum(e.unmet for e in overdue):
                 break
             while entry.unmet > 0 and _drain_one(pool, profile, entry, busy, at):
                 pass

@@ -131,6 +131,7 @@ class Worker:
     rest: Idle | None = None  #: since its last job, until it works again or is gone
     hold_s: float = 0.0  #: how long its keep-alive holds it, from ``rest.since`` on
     ahead: bool = False  #: bound before anybody asked, and not used yet
+    bridges: bool = False  #: held over a pause hardly longer than a start
     counted: bool = False  #: as working, in its caller's rhythm
 
     def move(self, to: WorkerState, at: float) -> None:

@@ -48,7 +48,8 @@ def serve(pool: Pool, profile: Profile, at: float) -> None:
             standby = standby_of(lane)
             assert standby is not None
             rhythm.coming += 1
-            leases.promote_ahead(pool, standby, rhythm.key, at)
+            client = rhythm.client if rhythm.client in pool.clients else ""
+            leases.promote_ahead(pool, standby, rhythm.key, client, at)
             missing -= 1
         short += missing
     profile.short = short

@@ -136,10 +136,10 @@ def test_status_shows_budgets_with_their_terms_and_why_workers_went() -> None:
     gone = [{**LET_GO, "worker": f"e1w{number}"} for number in range(7)]
     page = render.status(described(queues=[queue], let_go=gone)).splitlines()
     start = page.index("Budgets for idle workers")
-    assert page[start + 1].split() == (
-        "queue gpus of budget idle need within quota beyond quota running demand cap".split()
+    assert " ".join(page[start + 1].split()) == (
+        "queue gpus of budget idle need within quota beyond quota running demand cap"
     )
-    assert page[start + 2].split() == "rl gpu 2 1 2 1 1 3 0 8".split()
+    assert " ".join(page[start + 2].split()) == "rl gpu 2 1 2 1 1 3 0 8"
     start = page.index("Let go (newest last)")
     assert [line.split()[0] for line in page[start + 2 : start + 7]] == [
         f"e1w{number}" for number in range(2, 7)

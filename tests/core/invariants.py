@@ -10,7 +10,7 @@ from collections import Counter
 from math import inf, isclose
 from typing import Any
 
-from firepool_ray.core import budget, eviction, queueing
+from firepool_ray.core import budget, eviction, queueing, retention
 from firepool_ray.core.model import Caller, ReuseKey
 from firepool_ray.core.ordered import Ordered
 from firepool_ray.core.shelves import lacks_standby, standby_of
@@ -92,9 +92,8 @@ def _bound_once(pool: Pool) -> None:
             assert client.entries[issued.job_class] is entry
     assert all(count == 1 for count in held.values()), "I2: two clients hold one worker"
     for worker in pool.workers.values():
-        if worker.ahead:
+        if worker.ahead and not worker.client:
             assert worker.state in ("promoting", "bound", "revoking", "draining")
-            assert not worker.client
         elif worker.state == "revoking" and worker.purpose == "move" and not worker.client:
             assert worker.claim is not None  # was bound ahead, and goes to the first that wants it
         elif worker.state in ("bound", "revoking"):
@@ -338,8 +337,10 @@ def _idle_victims_asked(
 
 
 def _is_kept(pool: Pool, profile: Profile, victim: Worker, entry: Entry, at: float) -> bool:
-    """Within its queue's budget, and whoever waits would only borrow."""
+    """Held for a burst that was told; or within its queue's budget, and who waits would borrow."""
     assert victim.key is not None
+    if retention.is_expected(victim) and at - entry.oldest_at < pool.spec.window_s:
+        return True
     mine, theirs = pool.queues[victim.key.caller.queue], queueing.queue_of(pool, entry)
     if mine is theirs or theirs.entitled(profile.spec.unit):
         return False

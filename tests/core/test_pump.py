@@ -215,10 +215,12 @@ def test_the_poll_is_parked_again_after_each_answer_while_leases_are_held(warm):
     assert warm.handle(PumpWoke(10.02)) == [sync(4, [L1], (1, 1))]
 
 
-def test_a_client_without_leases_and_jobs_is_silent(warm):
+def test_a_client_that_had_work_listens_for_a_while_and_is_silent_then(warm):
     actions = warm.handle(Synced(1.0, 2, 1, revoked=(L1,)))
     assert actions == [ForgetLease(L1), sync(3, (), (1, 1))]
-    assert warm.handle(Synced(11.0, 3, 1)) == []
+    # Its next burst may be told: workers for it would be granted before it asks.
+    assert warm.handle(Synced(11.0, 3, 1)) == [sync(4, (), (1, 1))]
+    assert warm.handle(Synced(500.0, 4, 1)) == []
 
 
 def test_an_answer_to_an_older_sync_leaves_the_newer_one_parked(pump):

@@ -30,12 +30,15 @@ class Bursts(Desk):
         super().__init__(spec)
         self.coming: list[tuple[float, ev.Event]] = []
         self.log: list[tuple[float, do.Action]] = []
+        self.ahead: list[float] = []  #: when workers were bound before anybody asked
         self.start_s = 10.0  #: of a worker, from here on
         self.slow: list[do.Action] | None = None  #: promotions that are not answered yet
 
     def carry_out(self, decisions: Sequence[do.Action]) -> None:
         for action in decisions:
             self.log.append((self.at, action))
+            if isinstance(action, do.PromoteWorker) and self.pool.workers[action.worker].ahead:
+                self.ahead.append(self.at)
             if isinstance(action, do.GrowLane):
                 self._later(5.0, lambda at, a=action: ev.LaneReady(at, a.lane, "n1"))
             elif isinstance(action, do.StartWorker):
@@ -93,11 +96,7 @@ class Bursts(Desk):
 
     def warmed(self, since: float = 0.0) -> list[float]:
         """When workers were bound before anybody asked."""
-        return [
-            at
-            for at, a in self.log
-            if at >= since and isinstance(a, do.PromoteWorker) and not a.client
-        ]
+        return [at for at in self.ahead if at >= since]
 
     def sources(self, since: float) -> list[str]:
         return [a.grant.source for at, a in self.log if at >= since and isinstance(a, do.SendGrant)]
@@ -147,9 +146,10 @@ def test_workers_are_released_in_the_pause_and_warmed_before_the_next_burst(
     warmed = desk.warmed(pause)
     assert len(warmed) == 2
     assert all(PAUSE_S - 2 * COLD_S <= at - pause <= PAUSE_S for at in warmed)
-    # Bound to the caller and promised to no client.
+    # Bound to the caller, and granted to the client that worked last before it asks.
     workers = list(desk.pool.idle)
-    assert [(w.key, w.client, w.ahead) for w in workers] == [(want().key, "", True)] * 2
+    assert [(w.key, w.client, w.ahead) for w in workers] == [(want().key, "c1", True)] * 2
+    assert desk.sources(pause) == ["warm", "warm"]
 
 
 def test_the_first_that_wants_a_warmed_worker_gets_it_warm(spec: PoolSpec) -> None:
@@ -165,7 +165,7 @@ def test_the_first_that_wants_a_warmed_worker_gets_it_warm(spec: PoolSpec) -> No
     desk.carry_out([first])
     assert desk.sources(begin) == ["warm"]
     desk.burst(1)
-    assert desk.sources(begin) == ["warm", "warm"]
+    assert desk.sources(begin) == ["warm"]  # the other one was granted before
 
 
 def test_bursts_find_their_workers_warm_once_the_rhythm_is_known(spec: PoolSpec) -> None:

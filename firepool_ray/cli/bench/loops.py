@@ -29,20 +29,18 @@ FRESH = "fresh actor per job"
 SEED = 3
 SAMPLE_S = 0.1
 LANES = 6
-RL = RlLoops(
-    loops=2, n=2, bursts=12, burst_s=Range(1.0, 2.0), pause_s=Range(5.0, 8.0), spread_s=2.0
-)
+RL = RlLoops(loops=2, n=2, bursts=8, burst_s=Range(1.0, 2.0), pause_s=Range(5.0, 8.0), spread_s=2.0)
 AGENTS = Agents(
     callers=2,
-    calls=25,
+    calls=20,
     job_s=Range(0.2, 0.4),
     job_sigma=0.3,
     pause_s=Range(0.5, 1.0),
     pause_sigma=0.7,
     spread_s=2.0,
 )
-#: States of a worker in which its lane is being made ready.
-_STARTING = ("starting", "promoting", "leaving")
+#: What a sampled lane is doing; "other": it starts, is handed on, or has no worker.
+_KINDS = ("busy", "idle", "other")
 
 
 class Outcome(NamedTuple):
