@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from firepool_ray.core.model import Caller
 from firepool_ray.core.rhythm import Rhythm
-from firepool_ray.core.state import Pool, Profile, Worker
+from firepool_ray.core.state import Lane, Pool, Profile, Worker
 
 #: Callers whose rhythm is known, per profile.
 REMEMBERED = 4096
@@ -56,17 +56,17 @@ def is_held(profile: Profile, caller: Caller, hold_s: float) -> None:
         rhythm.held_s = hold_s
 
 
-def is_bound(worker: Worker) -> None:
-    """A worker that is warmed ahead is ready."""
-    assert worker.key is not None
-    rhythm = worker.lane.profile.rhythms.get(worker.key.caller)
-    if rhythm is not None and rhythm.coming:
-        rhythm.coming -= 1
+def is_there(worker: Worker) -> None:
+    """A worker that was bound ahead is idle, in use or gone: it is no longer on its way."""
+    if worker.awaited and worker.key is not None:
+        worker.awaited = False
+        rhythm = worker.lane.profile.rhythms.get(worker.key.caller)
+        if rhythm is not None:
+            rhythm.coming -= 1
 
 
 def leaves(pool: Pool, worker: Worker, at: float) -> None:
-    if worker.ahead and worker.state == "promoting":
-        is_bound(worker)
+    is_there(worker)
     _stop(pool, worker, at)
 
 
@@ -132,7 +132,17 @@ def end(pool: Pool, profile: Profile, rhythm: Rhythm, at: float | None) -> None:
     forget_plan(pool, profile, rhythm)
 
 
+def meant_for(profile: Profile, lane: Lane, rhythm_id: str) -> None:
+    """The lane grows, or its worker starts, for that rhythm's burst; "" for nobody's any more."""
+    profile.ahead += bool(rhythm_id) - bool(lane.ahead)
+    lane.ahead = rhythm_id
+
+
 def forget_plan(pool: Pool, profile: Profile, rhythm: Rhythm) -> None:
+    if rhythm.due:
+        for lane in profile.lanes.values():  # what comes is for whoever waits
+            if lane.ahead == rhythm.id:
+                meant_for(profile, lane, "")
     rhythm.due = rhythm.told = False
     if pool.rhythms.pop(rhythm.id, None) is not None:
         pool.agenda.cancel(("warm", rhythm.id))

@@ -6,7 +6,7 @@ when nobody uses them. Where GPUs are all reserved, lanes of other profiles make
 
 from __future__ import annotations
 
-from firepool_ray.core import eviction, leases, queueing, retention, staffing
+from firepool_ray.core import bursts, eviction, leases, queueing, retention, staffing
 from firepool_ray.core.actions import GrowLane, RemoveLane
 from firepool_ray.core.shelves import UNBOUND_STATES, shelve
 from firepool_ray.core.state import EPSILON, Device, Lane, Pool, Profile, Queue, Worker
@@ -19,10 +19,11 @@ UNUSED_LOOK_S = 1.0
 def impossible(pool: Pool, profile: Profile, queue: Queue) -> str:
     """Why the queue can never have a worker of the profile; "" if it can."""
     spec, gpus = profile.spec, profile.spec.gpus
-    if queue.limit + EPSILON < spec.unit:
+    # By the pool's own settings: what another system says of the queue may be lifted again.
+    if queue.spec.limit + EPSILON < spec.unit:
         return (
             f"a lane of profile {spec.name!r} counts {spec.unit:g}, but queue {queue.spec.name!r} "
-            f"may hold only {queue.limit:g}. Raise its limit or use another queue."
+            f"may hold only {queue.spec.limit:g}. Raise its limit or use another queue."
         )
     if profile.counted:
         return ""
@@ -63,12 +64,11 @@ def grow_for_demand(pool: Pool, profile: Profile, at: float) -> None:
         missing -= 1
 
 
-def grow_ahead(pool: Pool, profile: Profile, at: float) -> bool:
-    """One lane for workers that are warmed; False where none may be added."""
+def grow_ahead(pool: Pool, profile: Profile, at: float) -> Lane | None:
+    """One lane for workers that are warmed; None where none may be added."""
     if not _may_grow(profile, at) or not _has_gpus(pool, profile, at):
-        return False
-    grow(pool, profile, at, needed=True)
-    return True
+        return None
+    return grow(pool, profile, at, needed=True)
 
 
 def _has_gpus(pool: Pool, profile: Profile, at: float) -> bool:
@@ -255,6 +255,7 @@ def uncount(pool: Pool, lane: Lane, at: float) -> None:
         lane.counted = False
         lane.profile.counted -= 1
         retention.lane_gone(lane)
+        bursts.meant_for(lane.profile, lane, "")
         pool.giving_back.pop(lane.id, None)
         pool.releasing[lane.id] = (lane, at)
 

@@ -33,7 +33,7 @@ def on_lane_ready(pool: Pool, event: ev.LaneReady) -> None:
     lane.node = event.node
     join_device(pool, lane, event.device)
     if lane.needed and staffing.may_start(pool, profile, event.at):
-        staffing.start(pool, lane, event.at, fresh=True)
+        staffing.start(pool, lane, event.at, fresh=not lane.ahead)
     shelve(pool, lane.device)
     growth.watch_unused(pool, lane.device, event.at)
 

@@ -5,7 +5,7 @@ Nothing is killed before it is revoked, and a worker that was bound serves nobod
 
 from __future__ import annotations
 
-from firepool_ray.core import holders, ledger, queueing, retention
+from firepool_ray.core import bursts, holders, ledger, queueing, retention
 from firepool_ray.core.actions import (
     PromoteWorker,
     RegrantLease,
@@ -206,10 +206,10 @@ def grant(pool: Pool, worker: Worker, at: float) -> None:
     client.leases[worker.id] = worker.fence
     client.unacked[issued.number] = (issued, claim.entry)
     pool.out.append(SendGrant(client.id, issued))
-    _apply_heard(pool, worker)
+    hear_idle(pool, worker)
 
 
-def _apply_heard(pool: Pool, worker: Worker) -> None:
+def hear_idle(pool: Pool, worker: Worker) -> None:
     """News and answers come by different ways: one of idleness may have been early."""
     heard, worker.heard_idle = worker.heard_idle, None
     if heard is not None and heard[0] == worker.fence:
@@ -307,7 +307,7 @@ def stay(pool: Pool, worker: Worker, at: float) -> None:
     if device.next is not None:
         unreserve(pool, device.next, at)
     shelve(pool, device)
-    _apply_heard(pool, worker)
+    hear_idle(pool, worker)
 
 
 def ended(pool: Pool, worker: Worker, at: float) -> None:
@@ -370,6 +370,7 @@ def leave(pool: Pool, worker: Worker, reason: str, at: float, *, kill: bool = Tr
     drop_claim(pool, worker)
     if worker.state == "starting":
         worker.lane.profile.starting -= 1
+        bursts.meant_for(worker.lane.profile, worker.lane, "")
     worker.successor = None
     worker.move("leaving", at)
     if kill:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from firepool_ray.core import bursts, growth, leases, placement, reclaim, retention, staffing
+from firepool_ray.core import (
+    bursts,
+    growth,
+    leases,
+    placement,
+    reclaim,
+    retention,
+    staffing,
+    warming,
+)
 from firepool_ray.core import events as ev
 from firepool_ray.core.actions import RetireWorker
 from firepool_ray.core.model import Fence
@@ -49,8 +58,12 @@ def on_worker_started(pool: Pool, event: ev.WorkerStarted) -> None:
     profile.starting -= 1
     staffing.succeeded(profile, promoted=False)
     worker.move("standby", event.at)
+    meant_for_burst = bool(worker.lane.ahead)
+    bursts.meant_for(profile, worker.lane, "")
     shelve(pool, worker.lane.device)
     if pool.open:
+        if meant_for_burst:
+            warming.serve(pool, profile, event.at)
         placement.place(pool, profile, event.at)
     worker.fresh = False
     growth.watch_unused(pool, worker.lane.device, event.at)
@@ -75,19 +88,12 @@ def on_worker_promoted(pool: Pool, event: ev.WorkerPromoted) -> None:
     profile.promote_cost_s += staffing.COST_GAIN * (cost - profile.promote_cost_s)
     staffing.succeeded(profile, promoted=True)
     worker.move("bound", event.at)
-    if worker.ahead:
-        bursts.is_bound(worker)
     if worker.claim is not None:
         leases.grant(pool, worker, event.at)
-    _rest_until_used(pool, worker, event.at)
+    else:  # bound ahead: its warden tells that it is idle
+        leases.hear_idle(pool, worker)
     shelve(pool, worker.lane.device)
     _drain_if_leaving(pool, worker, event.at)
-
-
-def _rest_until_used(pool: Pool, worker: Worker, at: float) -> None:
-    """A worker that was bound ahead is idle from the start."""
-    if worker.ahead and worker.state == "bound":
-        set_idle(pool, worker, at)
 
 
 def on_promotion_failed(pool: Pool, event: ev.PromotionFailed) -> None:

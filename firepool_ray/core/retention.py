@@ -24,6 +24,7 @@ WHY = {
     "exchange": "its queue was at its limit and wanted another worker instead",
     "reclaim": "work outside the pool waited for its GPUs",
 }
+CLOSED = "its caller said that it is done"
 #: Gaps of lanes seen before they decide anything.
 FEW_LANE_GAPS = 8
 #: A profile's lane hold time is computed anew after so much more of them.
@@ -56,6 +57,9 @@ def became_idle(pool: Pool, worker: Worker, since: float) -> float:
     if worker.rest is not None and worker.rest.since != since:
         _end_gap(pool, worker, since)  # it worked in between, unnoticed
     caller = worker.key.caller
+    if worker.ahead and since > worker.since:
+        works_again(pool, worker, worker.since)  # as soon as it was bound, unnoticed
+    bursts.is_there(worker)
     bursts.rests(pool, worker, since)
     if worker.ahead:
         return bursts.held_until(pool, worker)
@@ -105,6 +109,7 @@ def is_expected(worker: Worker) -> bool:
 def works_again(pool: Pool, worker: Worker, at: float) -> None:
     """An idle worker serves its caller once more: the gap is over."""
     _end_gap(pool, worker, at)
+    bursts.is_there(worker)
     bursts.works(pool, worker, at)
 
 
@@ -154,7 +159,8 @@ def gone(pool: Pool, worker: Worker, why: str, at: float) -> None:
         profile.held_s += _HELD_GAIN * (held_s - profile.held_s)
         if is_closing(pool, worker) and isinstance(profile.policy, Adaptive):
             profile.policy.closed(worker.key.caller)
-    pool.let_go.append(LetGo(at, worker.id, worker.key, held_s, WHY.get(why, why)))
+    reason = CLOSED if is_closing(pool, worker) and why == "retire" else WHY.get(why, why)
+    pool.let_go.append(LetGo(at, worker.id, worker.key, held_s, reason))
 
 
 def caller_closed(pool: Pool, caller: Caller) -> None:

@@ -52,7 +52,8 @@ def look_again(pool: Pool, profile: Profile, when: float, at: float) -> None:
 
 
 def under_way(profile: Profile) -> int:
-    return len(profile.coming) + profile.growing + profile.recycling
+    """Workers that come for whoever waits: those that start for a told burst are not among them."""
+    return len(profile.coming) + profile.growing + profile.recycling - profile.ahead
 
 
 def start_in_free_lanes(pool: Pool, profile: Profile, at: float) -> None:

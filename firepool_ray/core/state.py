@@ -98,6 +98,7 @@ class Lane:
     shelf_queue: str = ""  #: queue of the idle worker in its way, on the victims' shelves
     needed: bool = False  #: grown for waiting demand: its first start is not paced
     rest_since: float | None = None  #: end of its last work; None while some worker works
+    ahead: str = ""  #: the rhythm for whose burst it grows, or a worker starts in it
 
     def move(self, to: LaneState) -> None:
         if to not in LANE_EDGES[self.state]:
@@ -131,6 +132,7 @@ class Worker:
     rest: Idle | None = None  #: since its last job, until it works again or is gone
     hold_s: float = 0.0  #: how long its keep-alive holds it, from ``rest.since`` on
     ahead: bool = False  #: bound before anybody asked, and not used yet
+    awaited: bool = False  #: bound ahead, and not yet known to be idle: its rhythm's ``coming``
     bridges: bool = False  #: held over a pause hardly longer than a start
     counted: bool = False  #: as working, in its caller's rhythm
 
@@ -278,6 +280,7 @@ class Profile:
     rhythms: dict[Caller, Rhythm] = field(default_factory=dict)  #: of its callers, see ``bursts``
     warming: dict[str, Rhythm] = field(default_factory=dict)  #: those whose next burst is due
     short: int = 0  #: workers for them that nothing ready could serve
+    ahead: int = 0  #: lanes that grow or start for them: nobody else counts on these
     warms: bool = False  #: bind workers ahead of bursts
     #: Seconds per worker that following all predictions of bursts would have brought, on average.
     gain_s: Mean = field(default_factory=lambda: Mean(-1.0))

@@ -8,7 +8,7 @@ anybody and stays within the queue's limit and budget; whoever waits goes first.
 
 from __future__ import annotations
 
-from firepool_ray.core import budget, bursts, growth, leases, queueing, staffing
+from firepool_ray.core import budget, bursts, growth, leases, staffing
 from firepool_ray.core.rhythm import Rhythm
 from firepool_ray.core.shelves import standby_of
 from firepool_ray.core.state import EPSILON, Pool, Profile
@@ -40,30 +40,41 @@ def _expected(pool: Pool, rhythm: Rhythm) -> bool:
 
 
 def serve(pool: Pool, profile: Profile, at: float) -> None:
-    """Bind what is ready, and start what is missing. After placement: whoever waits went first."""
-    short = 0
+    """Bind what is ready, and start what is missing.
+
+    After placement, so that whoever waits goes first; but a worker that was started for a burst
+    goes there. One late burst would otherwise take the next one's workers, and so on for ever.
+    """
+    profile.short = 0
     for rhythm in list(profile.warming.values()):
         missing = _missing(pool, profile, rhythm, at)
         while missing > 0 and (lane := profile.ready.first()) is not None:
             standby = standby_of(lane)
             assert standby is not None
             rhythm.coming += 1
+            standby.awaited = True
             client = rhythm.client if rhythm.client in pool.clients else ""
             leases.promote_ahead(pool, standby, rhythm.key, client, at)
             missing -= 1
-        short += missing
-    profile.short = short
-    if not short:
-        return
-    coming = staffing.under_way(profile)
-    short -= coming - queueing.wanted_starts(pool, profile, profile.start_cost_s, coming)
-    while short > 0 and staffing.may_start(pool, profile, at):
-        lane = profile.startable.first()
-        if lane is not None:
-            staffing.start(pool, lane, at, fresh=False)
-        elif not growth.grow_ahead(pool, profile, at):
-            return
-        short -= 1
+        profile.short += missing
+        missing -= sum(lane.ahead == rhythm.id for lane in profile.lanes.values())
+        while missing > 0 and _start_one(pool, profile, rhythm, at):
+            missing -= 1
+
+
+def _start_one(pool: Pool, profile: Profile, rhythm: Rhythm, at: float) -> bool:
+    if not staffing.may_start(pool, profile, at):
+        return False
+    lane = profile.startable.first()
+    if lane is not None:
+        bursts.meant_for(profile, lane, rhythm.id)
+        staffing.start(pool, lane, at, fresh=False)
+        return True
+    lane = growth.grow_ahead(pool, profile, at)
+    if lane is None:
+        return False
+    bursts.meant_for(profile, lane, rhythm.id)
+    return True
 
 
 def _missing(pool: Pool, profile: Profile, rhythm: Rhythm, at: float) -> int:

@@ -188,6 +188,7 @@ def _accounts(pool: Pool) -> None:
         lanes = profile.lanes.values()
         assert profile.starting == starting[profile.spec.name]
         assert profile.recycling == recycling[profile.spec.name]
+        assert profile.ahead == sum(bool(lane.ahead) for lane in lanes)
         assert profile.growing == sum(lane.state == "growing" for lane in lanes)
         assert profile.counted == sum(lane.counted for lane in lanes)
         assert all(lane.counted != lane.draining for lane in lanes)

@@ -46,6 +46,9 @@ class Bursts(Desk):
             elif isinstance(action, do.PromoteWorker):
                 if self.slow is None:
                     self.carry_out(self.promoted(action))
+                    worker = self.pool.workers.get(action.worker)
+                    if worker is not None and worker.ahead:  # its warden sees it idle
+                        self.carry_out(self.idle(LeaseId(worker.id, action.fence), since=self.at))
                 else:
                     self.slow.append(action)
             elif isinstance(action, do.RevokeLease):
@@ -371,8 +374,10 @@ def test_a_worker_that_is_ready_only_after_that_goes_at_once() -> None:
     desk.until(rhythm.until + 1.0)
     assert not rhythm.due and desk.warmed(desk.at - 1.0) == []
     for promote in desk.slow:
-        (revoke,) = [a for a in desk.promoted(promote) if isinstance(a, do.RevokeLease)]
-        assert isinstance(promote, do.PromoteWorker) and revoke.worker == promote.worker
+        assert isinstance(promote, do.PromoteWorker)
+        desk.promoted(promote)
+        (revoke,) = desk.idle(LeaseId(promote.worker, promote.fence), since=desk.at)
+        assert isinstance(revoke, do.RevokeLease) and revoke.worker == promote.worker
     assert rhythm.coming == 0
 
 
@@ -443,3 +448,27 @@ def test_callers_whose_rhythm_is_known_are_bounded(monkeypatch: pytest.MonkeyPat
         desk.until(desk.at + 30.0)
     known = [caller.name for caller in desk.pool.profiles["p"].rhythms]
     assert known == ["n3", "n4", "n5"]
+
+
+def test_a_burst_that_takes_its_warmed_workers_at_once_is_seen_all_the_same() -> None:
+    """They may be in use before their warden could tell that they were idle: only the end shows."""
+    desk = Bursts(cold_pool())
+    desk.regular(6)
+    desk.burst(2)
+    (rhythm,) = desk.pool.profiles["p"].rhythms.values()
+    desk.slow = []
+    desk.until(desk.at + PAUSE_S)
+    promotions, desk.slow = desk.slow, None
+    assert len(promotions) == 2 and rhythm.coming == 2
+    pauses, begin = rhythm.pauses, desk.at
+    for promote in promotions:
+        assert isinstance(promote, do.PromoteWorker)
+        desk.promoted(promote)  # granted; the client uses it at once, so nothing is told
+    assert rhythm.coming == 2 and rhythm.pauses == pauses
+    desk.at = begin + BURST_S
+    for promote in promotions:
+        assert isinstance(promote, do.PromoteWorker)
+        desk.carry_out(desk.idle(LeaseId(promote.worker, promote.fence), since=desk.at))
+    assert rhythm.coming == 0 and rhythm.busy == 0
+    assert rhythm.pauses == pauses + 1 and rhythm.peak == 2
+    assert rhythm.quiet_since == begin + BURST_S
