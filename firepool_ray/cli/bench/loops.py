@@ -29,7 +29,9 @@ FRESH = "fresh actor per job"
 SEED = 3
 SAMPLE_S = 0.1
 LANES = 6
-RL = RlLoops(loops=2, n=2, bursts=8, burst_s=Range(1.0, 2.0), pause_s=Range(5.0, 8.0), spread_s=2.0)
+RL = RlLoops(
+    loops=2, n=2, bursts=7, burst_s=Range(1.0, 2.0), pause_s=Range(10.0, 14.0), spread_s=2.0
+)
 AGENTS = Agents(
     callers=2,
     calls=20,
@@ -136,7 +138,7 @@ def run_pool(policy: str) -> tuple[Outcome, dict[str, Any]]:
         sum(info.source == "warm" for info in infos) / len(infos),
     )
     measured = {
-        "cold_s": described["start_s"],
+        "cold_s": described["cold_start_s"] - described["grow_s"],
         "grow_s": described["grow_s"],
         "promote_s": described["promote_s"],
         "retire_s": watch.leaving_s / max(1, len(cold)),
