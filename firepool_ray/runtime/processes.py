@@ -20,6 +20,7 @@ from typing import NamedTuple
 MARKER = "FIREPOOL_WORKER"
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENDED_STATES = frozenset("ZXx")
 
 
@@ -58,6 +59,20 @@ def _parse_stat(pid: int, text: bytes) -> Process | None:
 def name_of(pid: int) -> str:
     """The name of a living process as the kernel knows it, at most 15 bytes; "" if it is gone."""
     return _read(pid, "comm").decode(errors="replace").rstrip("\n")
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process; 0 if it is gone."""
+    fields = _read(pid, "statm").split()
+    return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else 0
+
+
+def parent_named(name: str) -> Handle | None:
+    """This process's parent, if that is its name: Ray starts its workers below the raylet."""
+    parent = look(os.getppid())
+    if parent is None or name_of(parent.pid) != name:
+        return None
+    return Handle.open(parent.pid, parent.start)
 
 
 def start_of(pid: int) -> int:

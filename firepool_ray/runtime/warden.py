@@ -43,7 +43,6 @@ from firepool_ray.runtime.ward import Ward, WordStuck
 WATCH_S = 10.0
 
 _HELLO_SWEEP_S = 2.0
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Warden:
@@ -57,7 +56,7 @@ class Warden:
         os.makedirs(self._dir, mode=0o700, exist_ok=True)
         self._epoch = words.read_epoch(self._dir)
         self._keeper = Keeper(self._dir, poll_s, linger_s, _end_actor)
-        self._raylet = _raylet_above()
+        self._raylet = processes.parent_named("raylet")
         if self._raylet is not None:
             asyncio.get_running_loop().add_reader(self._raylet.fd, self._on_orphaned, self._raylet)
 
@@ -65,10 +64,8 @@ class Warden:
         return f"FirepoolWarden(node {self._node_id[:12]})"
 
     def _on_orphaned(self, raylet: processes.Handle) -> None:
-        """The processes of a node whose raylet was killed end one by one, within seconds.
-
-        Until then each looks healthy, so without this word a job that was lost with the first of
-        them would be sent to the next. Their jobs count as lost from here on: none may finish.
+        """The processes of a node whose raylet was killed end one by one, and look healthy until
+        then: a job lost with the first would be sent to the next. From here on none may finish.
         """
         asyncio.get_running_loop().remove_reader(raylet.fd)
         for ward in self._keeper.wards.values():
@@ -366,7 +363,7 @@ class Warden:
                 "pid": ward.pid,
                 "state": ward.word().state,
                 "alive": not ward.exited,
-                "rss_bytes": _rss_bytes(ward.pid) if not ward.exited else 0,
+                "rss_bytes": processes.rss_bytes(ward.pid) if not ward.exited else 0,
             }
             for ward in self._keeper.wards.values()
         }
@@ -374,18 +371,10 @@ class Warden:
         return {
             "pid": os.getpid(),
             "epoch": self._epoch,
-            "rss_bytes": _rss_bytes(os.getpid()),
+            "rss_bytes": processes.rss_bytes(os.getpid()),
             "workers": workers,
             "gpus": gpus,
         }
-
-
-def _raylet_above() -> processes.Handle | None:
-    """This node's raylet, where it is the parent of this process, as Ray starts its workers."""
-    parent = processes.look(os.getppid())
-    if parent is None or processes.name_of(parent.pid) != "raylet":
-        return None
-    return processes.Handle.open(parent.pid, parent.start)
 
 
 def _session_dir() -> str:
@@ -409,11 +398,3 @@ def _find_actor(name: str) -> Any:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return None
-
-
-def _rss_bytes(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
-    except OSError:
-        return 0
