@@ -54,7 +54,7 @@ class _Builder:
     """Builds the zip of this process; rebuilds only what changed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  #: a signal handler may submit, too
         self._sources: dict[str, _Source] = {}  #: by name in the zip
         self._code = NO_CODE
         self._module_count = -1

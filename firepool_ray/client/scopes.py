@@ -35,7 +35,7 @@ class JobScopes:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  #: a signal handler may submit, too
         self._parent: JobContext | None = None
         self._scope: Scope = set()
         self._blocked = 0
@@ -102,7 +102,7 @@ class TaskScopes:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  #: a signal handler may submit, too
         self._frame: FrameType | None = None
         self._scope: Scope = set()
 

@@ -26,7 +26,7 @@ class Arrivals:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  #: a signal handler may submit, too
         self._inbox: queue.SimpleQueue[tuple[Any, Callable[[], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False

@@ -10,9 +10,11 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -292,3 +294,24 @@ def test_installed_files_are_not_the_callers_own(path):
     module.__name__ = "firepool_ray.x" if path == code.__file__ else "m"
     if path != sys.executable:
         assert code.build_code([module]) == code.NO_CODE
+
+
+def test_a_build_may_be_interrupted_by_another_of_the_same_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a signal handler that submits: a plain lock would wait for itself for ever."""
+    builder = code._Builder()
+    collect, nested = code._collect, []
+
+    def interrupted(known: Any) -> Any:
+        if not nested:
+            nested.append(None)
+            nested[0] = builder.build()
+        return collect(known)
+
+    monkeypatch.setattr(code, "_collect", interrupted)
+    built: list[Any] = []
+    thread = threading.Thread(target=lambda: built.append(builder.build()), daemon=True)
+    thread.start()
+    thread.join(timeout=30)
+    assert built == nested and built[0] is not None
