@@ -19,11 +19,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import firepool_ray as fp
 
 #: Bound on everything that is awaited in tests; nothing is asserted about how long it took.
 PATIENCE_S = 60.0
+
+
+# A run of the tests is the same each time; ``FIREPOOL_EXPLORE=n`` looks for new examples.
+settings.register_profile("repeatable", derandomize="FIREPOOL_EXPLORE" not in os.environ)
+settings.load_profile("repeatable")
 
 
 @contextmanager
