@@ -27,6 +27,9 @@ import firepool_ray as fp
 PATIENCE_S = 60.0
 
 
+#: For profiles whose tests are not about keep-alive: idle workers stay for as long as a test lasts.
+KEPT = {"keep_alive": "fixed:60", "lane_keep_s": 300.0}
+
 # A run of the tests is the same each time; ``FIREPOOL_EXPLORE=n`` looks for new examples.
 settings.register_profile("repeatable", derandomize="FIREPOOL_EXPLORE" not in os.environ)
 settings.load_profile("repeatable")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from firepool_ray.core.gaps import BINS, NEVER, Gaps, Hold, best_hold, bin_of, hazards_per_s
-from firepool_ray.core.keepalive import Idle, Prices
+from firepool_ray.core.keepalive import Idle, KeepAlive, Prices
 from firepool_ray.core.model import Caller
 
 #: The profile's gaps count as this many of a caller's own. Between 3 and 20 the cost on agent
@@ -69,17 +69,17 @@ class Habit:
         self.seen += 1
 
 
-class Adaptive:
+class Adaptive(KeepAlive):
     """``price``: what a second of a start is worth, in seconds of an idle worker. 1 minimises
     GPU-seconds; more buys latency with them.
     """
+
+    learns = True
 
     def __init__(self, price: float = 1.0) -> None:
         self.price = price
         self.gaps = Gaps(PROFILE_HALF_LIFE)
         self.habits: OrderedDict[Caller, Habit] = OrderedDict()
-
-    # ---------------------------------------------------------------- KeepAlive
 
     def hold_s(self, idle: Idle, prices: Prices) -> float:
         return self._hold(self._habit(idle.caller), idle.since, prices).hold_s
@@ -89,7 +89,7 @@ class Adaptive:
         if habit.hazards is None or habit.seen >= habit.own_until:
             self._hold(habit, at, prices)
             habit.hazards = hazards_per_s(self._blend(habit, at))
-        return habit.hazards[bin_of(at - idle.since)] * prices.start_s / prices.gpus
+        return habit.hazards[bin_of(at - idle.since)] * prices.cold_s / prices.gpus
 
     def reused(self, idle: Idle, at: float) -> None:
         gap_s = max(0.0, at - idle.since)
@@ -111,10 +111,8 @@ class Adaptive:
             habit.add(max(0.0, at - since))
             self.gaps.returned(since, at)
 
-    # ---------------------------------------------------------------- beyond the protocol
-
     def closed(self, caller: Caller) -> None:
-        """The caller said that it is done. Its habits stay: one of that name may come again."""
+        """Its habits stay: one of that name may come again."""
         habit = self.habits.get(caller)
         if habit is not None:
             for since in habit.awaited:
@@ -122,7 +120,6 @@ class Adaptive:
             habit.awaited.clear()
 
     def outlook(self, caller: Caller) -> Hold | None:
-        """What was last decided for the caller; None if it was never idle."""
         habit = self.habits.get(caller)
         return habit.hold if habit is not None and habit.price_s >= 0 else None
 
@@ -139,7 +136,7 @@ class Adaptive:
         return habit
 
     def _hold(self, habit: Habit, at: float, prices: Prices) -> Hold:
-        price_s = self.price * prices.start_s
+        price_s = self.price * prices.cold_s
         moved = abs(price_s - habit.price_s) > _STALE * habit.price_s
         if moved or habit.seen >= habit.own_until or self.gaps.seen >= habit.all_until:
             habit.price_s = price_s

@@ -57,8 +57,7 @@ def terms(pool: Pool, queue: str, gpu_type: str, at: float) -> Terms:
     if at - pool.budgets_at > FRESH_S or (queue, gpu_type) not in pool.budgets:
         pool.budgets = compute(pool, at)
         pool.budgets_at = at
-    found: Terms = pool.budgets[queue, gpu_type]
-    return found
+    return pool.budgets[queue, gpu_type]
 
 
 def compute(pool: Pool, at: float) -> dict[tuple[str, str], Terms]:
@@ -67,7 +66,7 @@ def compute(pool: Pool, at: float) -> dict[tuple[str, str], Terms]:
     types = dict.fromkeys(profile.gpu_type for profile in pool.profiles.values())
     for gpu_type in types:
         rows = [_before_sharing(pool, queue, gpu_type, at) for queue in pool.queues.values()]
-        cap = _cap(pool, gpu_type)
+        cap = cap_of(pool, gpu_type)
         taken = sum(row.running + row.demand + row.within for row in rows)
         spare = max(0.0, cap - taken - pool.spec.headroom)
         shares = share_by_weight(
@@ -108,7 +107,7 @@ class _Row:
 
 
 def _before_sharing(pool: Pool, queue: Queue, gpu_type: str, at: float) -> _Row:
-    cap = _cap(pool, gpu_type)
+    cap = cap_of(pool, gpu_type)
     idle = queue.idle_of.get(gpu_type, 0.0)
     outside = queue.outside if gpu_type == queue.outside_type else (0.0, 0.0)
     running = max(0.0, queue.held_of.get(gpu_type, 0.0) - idle) + outside[0]
@@ -122,7 +121,7 @@ def _before_sharing(pool: Pool, queue: Queue, gpu_type: str, at: float) -> _Row:
     )
 
 
-def _cap(pool: Pool, gpu_type: str) -> float:
+def cap_of(pool: Pool, gpu_type: str) -> float:
     """All units of the type that the pool may ever reserve."""
     profiles = [p for p in pool.profiles.values() if p.gpu_type == gpu_type]
     lanes = sum(p.spec.max_lanes * p.spec.unit for p in profiles)

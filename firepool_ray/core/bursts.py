@@ -34,12 +34,6 @@ def rests(pool: Pool, worker: Worker, at: float) -> None:
     _stop(pool, worker, at)
 
 
-def restart_s(profile: Profile, caller: Caller) -> float:
-    """What the caller waits where none of its workers is warm."""
-    rhythm = profile.rhythms.get(caller)
-    return profile.costs.restart.value if rhythm is None else rhythm.restart.value
-
-
 def started(pool: Pool, worker: Worker, took_s: float) -> None:
     """Its caller has waited so long for a worker, since none of its own was warm."""
     worker.lane.profile.costs.restart.add(took_s)

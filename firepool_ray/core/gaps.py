@@ -128,7 +128,8 @@ class Gaps:
 
     def returned(self, since: float, at: float) -> None:
         """The one released after being idle since then would have been of use now."""
-        self._drop(since)
+        if not self._drop(since):  # too many were out: it was taken as no return
+            self.counts[NEVER] = max(0.0, self.counts[NEVER] - 1.0)
         self.add(at - since)
 
     def lost(self, since: float) -> None:

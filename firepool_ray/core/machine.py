@@ -28,7 +28,6 @@ from firepool_ray.core import (
 )
 from firepool_ray.core import events as ev
 from firepool_ray.core.actions import Action, WakeAt
-from firepool_ray.core.adaptive import Adaptive
 from firepool_ray.core.keepalive import KeepAlive
 from firepool_ray.core.model import PoolSpec
 from firepool_ray.core.queueing import head_key, room_changed
@@ -52,7 +51,7 @@ class Machine:
             spec, epoch, {p.name: given.get(p.name) or make_policy(p) for p in spec.profiles}
         )
         for profile in self.pool.profiles.values():
-            profile.warms = profile.spec.warm_ahead and isinstance(profile.policy, Adaptive)
+            profile.warms = profile.spec.warm_ahead and profile.policy.learns
         self._wake_at = INF
         self._handlers: dict[type[ev.Event], Callable[[Pool, Any], None]] = {
             ev.IdleCapSet: _on_idle_cap,
@@ -161,7 +160,7 @@ def _fire(pool: Pool, owner: tuple[str, str], at: float) -> None:
 
 def _expire(pool: Pool, worker: Worker, at: float) -> None:
     """Holding the worker does not pay any more, unless its lane stays in any case."""
-    learns = isinstance(worker.lane.profile.policy, Adaptive)
+    learns = worker.lane.profile.policy.learns
     if learns and not retention.is_closing(pool, worker) and growth.stays(pool, worker.lane):
         pool.agenda.set(("ttl", worker.id), at + max(growth.UNUSED_LOOK_S, worker.hold_s))
         return

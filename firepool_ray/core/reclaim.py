@@ -17,8 +17,11 @@ LOOK_EVERY_S = 1.0
 WHY = "work outside the pool waits for its GPUs"
 
 
-def asked(pool: Pool, gpu_type: str, at: float) -> float:
-    """Units that must go so that entitled work outside the pool fits."""
+def asked(pool: Pool, gpu_type: str) -> float:
+    """Units that must go so that entitled work outside the pool fits.
+
+    All there is are the pool's ``max_gpus``; without them, what its lanes could reserve.
+    """
     profiles = [p for p in pool.profiles.values() if p.gpu_type == gpu_type]
     pending = running = 0.0
     for queue in pool.queues.values():
@@ -32,7 +35,9 @@ def asked(pool: Pool, gpu_type: str, at: float) -> float:
     if pending <= EPSILON:
         return 0.0
     reserved = sum(p.counted * p.spec.unit for p in profiles)
-    free = max(0.0, pool.spec.max_gpus - running - reserved)
+    bounded = pool.spec.max_gpus < float("inf")
+    total = pool.spec.max_gpus if bounded else budget.cap_of(pool, gpu_type)
+    free = max(0.0, total - running - reserved)
     return max(0.0, pending - free)
 
 
@@ -40,7 +45,7 @@ def reclaim(pool: Pool, at: float) -> None:
     """Let lanes go for whoever waits outside; look again while anybody does."""
     waiting = False
     for gpu_type in dict.fromkeys(p.gpu_type for p in pool.profiles.values()):
-        wanted = asked(pool, gpu_type, at)
+        wanted = asked(pool, gpu_type)
         waiting = waiting or wanted > EPSILON
         wanted -= sum(
             lane.profile.spec.unit

@@ -40,11 +40,8 @@ def make_policy(spec: ProfileSpec) -> KeepAlive:
     return Adaptive(spec.cold_price) if form.name == "adaptive" else keepalive.Fixed(form.ttl_s)
 
 
-def prices(profile: Profile, caller: Caller | None = None) -> Prices:
-    """What starts cost; ``start_s`` is the caller's own experience, or everybody's."""
-    costs = profile.costs
-    start_s = costs.cold_s
-    return Prices(costs.cold_s, profile.promote_cost_s, start_s, profile.spec.unit)
+def prices(profile: Profile) -> Prices:
+    return Prices(profile.costs.cold_s, profile.promote_cost_s, profile.spec.unit)
 
 
 # ---------------------------------------------------------------- workers
@@ -66,7 +63,7 @@ def became_idle(pool: Pool, worker: Worker, since: float) -> float:
     lane.rest_since = since
     if worker.rest is None:
         worker.rest = Idle(caller, since)
-        costs = prices(profile, caller)
+        costs = prices(profile)
         worker.hold_s = profile.policy.hold_s(worker.rest, costs)
         bursts.is_held(profile, caller, worker.hold_s)
         bridge_s = bursts.bridge_s(profile, caller)
@@ -88,12 +85,9 @@ def is_closing(pool: Pool, worker: Worker) -> bool:
 
 def _expected_idle_s(profile: Profile, worker: Worker) -> float:
     """How long it will be held idle on average, before it is used or let go."""
-    policy = profile.policy
-    if isinstance(policy, Adaptive) and worker.key is not None:
-        outlook = policy.outlook(worker.key.caller)
-        if outlook is not None:
-            return outlook.idle_s
-    return min(worker.hold_s, profile.held_s)
+    assert worker.key is not None
+    outlook = profile.policy.outlook(worker.key.caller)
+    return outlook.idle_s if outlook is not None else min(worker.hold_s, profile.held_s)
 
 
 def worth(worker: Worker, costs: Prices, at: float) -> float:
@@ -157,7 +151,7 @@ def gone(pool: Pool, worker: Worker, why: str, at: float) -> None:
     if rest is not None:
         profile.policy.released(rest, at)
         profile.held_s += _HELD_GAIN * (held_s - profile.held_s)
-        if is_closing(pool, worker) and isinstance(profile.policy, Adaptive):
+        if is_closing(pool, worker):
             profile.policy.closed(worker.key.caller)
     reason = CLOSED if is_closing(pool, worker) and why == "retire" else WHY.get(why, why)
     pool.let_go.append(LetGo(at, worker.id, worker.key, held_s, reason))
@@ -166,8 +160,7 @@ def gone(pool: Pool, worker: Worker, why: str, at: float) -> None:
 def caller_closed(pool: Pool, caller: Caller) -> None:
     """The caller is done: its open gaps tell nothing, and no burst of it is to be expected."""
     for profile in pool.profiles.values():
-        if isinstance(profile.policy, Adaptive):
-            profile.policy.closed(caller)
+        profile.policy.closed(caller)
         rhythm = profile.rhythms.get(caller)
         if rhythm is not None:
             bursts.forget_plan(pool, profile, rhythm)
@@ -203,23 +196,16 @@ def lane_wanted(profile: Profile, at: float) -> None:
 
 
 def lane_hold_s(profile: Profile, at: float) -> float:
-    """How long a lane is kept after its last work, whoever may come; learned unless fixed."""
-    fixed_s = profile.spec.lane_keep_s
-    if fixed_s is not None:
-        return 0.0
-    if not isinstance(profile.policy, Adaptive):
-        return 0.0
-    return _learned_lane_hold(profile, at).hold_s
+    """How long an idle worker is held for the sake of its lane, whoever may come."""
+    learns = profile.policy.learns and profile.spec.lane_keep_s is None
+    return _learned_lane_hold(profile, at).hold_s if learns else 0.0
 
 
 def lane_keep_s(profile: Profile, at: float) -> float:
     """How long a lane without active worker is kept, from the end of its last work."""
     if profile.spec.lane_keep_s is not None:
         return profile.spec.lane_keep_s
-    policy = profile.policy
-    if isinstance(policy, Adaptive):
-        return _learned_lane_hold(profile, at).hold_s
-    return policy.ttl_s if isinstance(policy, keepalive.Fixed) else 0.0
+    return lane_hold_s(profile, at) if profile.policy.learns else profile.policy.lane_s()
 
 
 def _learned_lane_hold(profile: Profile, at: float) -> Hold:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from firepool_ray.core.actions import Action
 from firepool_ray.core.costs import Costs, Mean, Rate
@@ -32,6 +32,9 @@ from firepool_ray.core.ordered import Agenda, Ordered
 from firepool_ray.core.rhythm import Rhythm
 from firepool_ray.core.tables import LANE_EDGES, WORKER_EDGES, LaneState, WorkerState
 from firepool_ray.errors import IllegalTransition
+
+if TYPE_CHECKING:
+    from firepool_ray.core.budget import Terms
 
 #: Tolerance of sums of GPU fractions.
 EPSILON = 1e-9
@@ -317,7 +320,7 @@ class Pool:
     idle: Ordered[Worker] = field(default_factory=Ordered)  #: all idle bound workers, oldest first
     idle_units: float = 0.0
     idle_cap: float = float("inf")
-    budgets: dict[tuple[str, str], Any] = field(default_factory=dict)  #: last computed, ``budget``
+    budgets: dict[tuple[str, str], Terms] = field(default_factory=dict)  #: last computed
     budgets_at: float = float("-inf")
     giving_back: dict[str, Lane] = field(default_factory=dict)  #: when their idle worker has left
     #: Plans for bursts by their name on the agenda, see ``bursts``.

@@ -1,9 +1,9 @@
 """Warms workers ahead of a caller's next burst, where its pauses are regular.
 
 Called by ``machine``: when the time of a plan has come (see ``bursts``), and after placement. A
-warmed worker is bound to its caller before any client asks: a standby is promoted without a client,
-and the first that wants it gets it as it would get a sibling's. Warming never takes a worker from
-anybody and stays within the queue's limit and budget; whoever waits goes first.
+warmed worker is bound to its caller before any client asks, and granted to the one that worked
+last; without that one the first that wants it gets it, as it would get a sibling's. Warming never
+takes a worker from anybody and stays within the queue's limit and budget.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def _why_held(worker: Worker) -> str:
 def _why_adaptive(policy: Adaptive, profile: Profile, worker: Worker) -> str:
     assert worker.key is not None and worker.idle_since is not None
     caller = worker.key.caller
-    start_s = bursts.restart_s(profile, caller)
+    start_s = profile.costs.cold_s * profile.spec.cold_price
     lane_s = retention.lane_hold_s(profile, worker.idle_since)
     if lane_s > worker.hold_s:
         return f"lanes of {profile.spec.name!r} are usually needed again within {lane_s:.3g} s"

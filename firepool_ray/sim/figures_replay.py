@@ -83,7 +83,7 @@ class _Run:
     now: float = 0.0
 
     def prices(self, gpus: float) -> Prices:
-        return Prices(cold_s=self.cold_s, promote_s=0.0, start_s=self.cold_s, gpus=gpus)
+        return Prices(cold_s=self.cold_s, promote_s=0.0, gpus=gpus)
 
     def until(self, at: float) -> None:
         """Let jobs end and holds expire, in order; at one time ends come first."""

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from firepool_ray.core.keepalive import Fixed, KeepAlive
 from firepool_ray.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from firepool_ray.core.keepalive import Idle, KeepAlive, Prices
+    from firepool_ray.core.keepalive import Idle, Prices
     from firepool_ray.core.model import Caller
 
 FORMS = "lru:SECONDS, greedy-dual, hybrid"
@@ -27,35 +28,20 @@ FORMS = "lru:SECONDS, greedy-dual, hybrid"
 CALLERS = 10_000
 
 
-class LruTtl:
+class LruTtl(Fixed):
     """A fixed time to live, the least recently used goes first. The usual default of FaaS."""
 
     def __init__(self, ttl_s: float) -> None:
         if not ttl_s >= 0:
             raise UsageError(f"lru: a time to live must be >= 0 s, not {ttl_s}")
-        self.ttl_s = ttl_s
-
-    def hold_s(self, idle: Idle, prices: Prices) -> float:
-        return self.ttl_s
-
-    def worth(self, idle: Idle, at: float, prices: Prices) -> float:
-        return idle.since
-
-    def reused(self, idle: Idle, at: float) -> None:
-        """Nothing is learned."""
-
-    def released(self, idle: Idle, at: float) -> None:
-        """Nothing is learned."""
-
-    def started(self, caller: Caller, at: float) -> None:
-        """Nothing is learned."""
+        super().__init__(ttl_s)
 
 
-class GreedyDual:
+class GreedyDual(KeepAlive):
     """FaasCache: Fuerst and Sharma, "FaasCache: Keeping Serverless Computing Alive with
     Greedy-Dual Caching", ASPLOS 2021.
 
-    Priority = clock + frequency * cost / size, set at each use; the lowest goes first and the
+    Priority = clock + frequency * cost / size, set when a call ends; the lowest goes first and the
     clock rises to the priority of what went. Cost is a cold start, size the GPUs. Frequency counts
     a caller's calls on all its workers, from zero again once none of them is left. Without a need
     for capacity nothing is ever released. The paper's reservation of servers ("vertical scaling")
@@ -75,9 +61,6 @@ class GreedyDual:
     def worth(self, idle: Idle, at: float, prices: Prices) -> float:
         return idle.mark
 
-    def reused(self, idle: Idle, at: float) -> None:
-        """The call counts when it ends and the worker is idle again."""
-
     def released(self, idle: Idle, at: float) -> None:
         self.clock = max(self.clock, idle.mark)
         left = self._workers.get(idle.caller, 1) - 1
@@ -91,7 +74,7 @@ class GreedyDual:
         self._workers[caller] = self._workers.get(caller, 0) + 1
 
 
-class HybridHistogram:
+class HybridHistogram(KeepAlive):
     """Shahrad et al., "Serverless in the Wild: Characterizing and Optimizing the Serverless
     Workload at a Large Cloud Provider", USENIX ATC 2020.
 

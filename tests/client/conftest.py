@@ -9,12 +9,12 @@ import pytest
 import ray
 
 import firepool_ray as fp
+from tests.conftest import KEPT
 
 POOL = {
     "profiles": {
         "cpu": {
-            "keep_alive": "fixed:60",
-            "lane_keep_s": 300.0,
+            **KEPT,
             "cpus": 0.5,
             "max_lanes": 4,
             "min_lanes": 2,

@@ -14,7 +14,7 @@ from firepool_ray.config import PoolConfig
 from firepool_ray.errors import ImpossibleRequest
 from firepool_ray.runtime import pool as pools
 from tests import jobs
-from tests.conftest import PATIENCE_S, driver, eventually, local_ray, output_of
+from tests.conftest import KEPT, PATIENCE_S, driver, eventually, local_ray, output_of
 
 DEFAULT = """
 import os, tempfile
@@ -37,9 +37,7 @@ except PoolUnavailable as error:
 """
 
 SETTINGS: dict[str, Any] = {
-    "profiles": {
-        "cpu": {"keep_alive": "fixed:60", "lane_keep_s": 300.0, "cpus": 0.25, "max_lanes": 1}
-    },
+    "profiles": {"cpu": {**KEPT, "cpus": 0.25, "max_lanes": 1}},
     "queues": {"none": {"limit_gpus": 0}},
     "client_linger_s": 1.0,
 }

@@ -25,13 +25,19 @@ import firepool_ray as fp
 from firepool_ray.config import PoolConfig
 from firepool_ray.runtime import pool as pools
 from tests import jobs
-from tests.conftest import PATIENCE_S, driver, eventually, eventually_none, local_ray, output_of
+from tests.conftest import (
+    KEPT,
+    PATIENCE_S,
+    driver,
+    eventually,
+    eventually_none,
+    local_ray,
+    output_of,
+)
 
 ROOT = str(Path(__file__).parents[2])
 SETTINGS = {
-    "profiles": {
-        "cpu": {"keep_alive": "fixed:60", "lane_keep_s": 300.0, "cpus": 0.5, "max_lanes": 2}
-    },
+    "profiles": {"cpu": {**KEPT, "cpus": 0.5, "max_lanes": 2}},
     "window_s": 0.5,
 }
 

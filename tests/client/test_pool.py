@@ -31,6 +31,7 @@ from firepool_ray.errors import (
     WorkerExit,
     WorkerLost,
 )
+from tests.conftest import KEPT
 
 pytestmark = pytest.mark.usefixtures("pool")
 
@@ -503,11 +504,5 @@ def test_shutdown_ends_what_is_unfinished_and_start_begins_anew(tmp_path):
             job.result(WAIT_S)
     with pytest.raises(PoolClosed, match="start"):
         fp.submit(add, 1)
-    fp.start(
-        {
-            "profiles": {
-                "cpu": {"keep_alive": "fixed:60", "lane_keep_s": 300.0, "cpus": 0.5, "max_lanes": 2}
-            }
-        }
-    )
+    fp.start({"profiles": {"cpu": {**KEPT, "cpus": 0.5, "max_lanes": 2}}})
     assert fp.submit(add, 1).result(WAIT_S) == 1

@@ -7,15 +7,11 @@ import pytest
 
 import firepool_ray as fp
 from firepool_ray.errors import ArgumentTooLarge
-from tests.conftest import pool_of
+from tests.conftest import KEPT, pool_of
 
 
 def test_arguments_beyond_the_object_store_are_refused_at_once() -> None:
-    settings = {
-        "profiles": {
-            "cpu": {"keep_alive": "fixed:60", "lane_keep_s": 300.0, "cpus": 0.25, "max_lanes": 1}
-        }
-    }
+    settings = {"profiles": {"cpu": {**KEPT, "cpus": 0.25, "max_lanes": 1}}}
     with pool_of(settings, num_gpus=0):  # its object store has 500 MB
         with pytest.raises(ArgumentTooLarge, match="pass less"):
             fp.submit(len, np.zeros(600_000_000, dtype=np.uint8))

@@ -16,7 +16,7 @@ from firepool_ray.core.keepalive import INF, Fixed, Form, Idle, Prices
 from firepool_ray.core.model import Caller
 from tests.core.desk import ALICE, BOB, CAROL, ready, want
 
-PRICES = Prices(cold_s=20.0, promote_s=0.02, start_s=20.0, gpus=1.0)
+PRICES = Prices(cold_s=20.0, promote_s=0.02, gpus=1.0)
 
 
 def edge(gap_s: float) -> float:
@@ -63,7 +63,7 @@ class Life:
 
     @property
     def cost(self) -> float:
-        return self.idle_s + self.starts * self.prices.start_s
+        return self.idle_s + self.starts * self.prices.cold_s
 
 
 # ---------------------------------------------------------------- hold times
@@ -78,7 +78,7 @@ def test_while_nothing_is_known_a_worker_is_held_for_the_price_of_a_start() -> N
 
 
 def test_the_price_of_a_start_is_what_is_told_times_the_price_of_a_second() -> None:
-    prices = Prices(cold_s=90.0, promote_s=0.02, start_s=5.0, gpus=4.0)
+    prices = Prices(cold_s=5.0, promote_s=0.02, gpus=4.0)
     assert Life(Adaptive(), prices).gap(1.0) == 5.0
     assert Life(Adaptive(price=3.0), prices).gap(1.0) == 15.0
 
@@ -98,7 +98,7 @@ def test_gaps_that_cost_more_than_a_start_are_not_held_at_all() -> None:
 def test_a_dearer_start_is_held_for_longer() -> None:
     lengths = ([1.0] * 2 + [30.0] * 8) * 10
     assert Life(Adaptive(), PRICES).gaps(lengths) == edge(1.0)
-    dear = Prices(cold_s=200.0, promote_s=0.02, start_s=200.0, gpus=1.0)
+    dear = Prices(cold_s=200.0, promote_s=0.02, gpus=1.0)
     assert Life(Adaptive(), dear).gaps(lengths) == edge(30.0)
 
 
@@ -106,9 +106,9 @@ def test_the_hold_follows_a_price_that_moves() -> None:
     life = Life()
     life.gaps([30.0] * 200)
     assert life.gap(30.0) == 0.0
-    life.prices = PRICES._replace(start_s=21.0)  # hardly
+    life.prices = PRICES._replace(cold_s=21.0)  # hardly
     assert life.gap(30.0) == 0.0
-    life.prices = PRICES._replace(start_s=60.0)
+    life.prices = PRICES._replace(cold_s=60.0)
     assert life.gap(30.0) == edge(30.0)
 
 
@@ -117,7 +117,7 @@ def test_no_hold_is_longer_than_twice_the_price(tail: float) -> None:
     chance = random.Random(3)
     life = Life()
     holds = [life.gap(0.5 * chance.paretovariate(tail)) for _ in range(1500)]
-    assert max(holds) <= 2 * PRICES.start_s
+    assert max(holds) <= 2 * PRICES.cold_s
 
 
 @pytest.mark.parametrize("tail", [0.5, 0.8, 1.2])
@@ -128,7 +128,7 @@ def test_learning_costs_little_over_the_best_fixed_hold(tail: float) -> None:
     life = Life()
     life.gaps(lengths)
     best = min(
-        sum(g if g <= ttl_s else ttl_s + PRICES.start_s for g in lengths)
+        sum(g if g <= ttl_s else ttl_s + PRICES.cold_s for g in lengths)
         for ttl_s in (i * 0.2 for i in range(201))
     )
     assert life.cost <= 1.05 * best
@@ -308,7 +308,7 @@ def test_worth_is_the_hazard_times_the_start_it_saves_per_gpu() -> None:
     begin_s, end_s = EDGES_S[bin_of(2.0) - 1], EDGES_S[bin_of(2.0) + 1]
     assert isclose(one, 20.0 / (end_s - begin_s))
     assert isclose(worth_of(life.policy, ALICE, 1.9, PRICES._replace(gpus=4.0)), one / 4)
-    assert isclose(worth_of(life.policy, ALICE, 1.9, PRICES._replace(start_s=40.0)), 2 * one)
+    assert isclose(worth_of(life.policy, ALICE, 1.9, PRICES._replace(cold_s=40.0)), 2 * one)
 
 
 def test_where_nothing_is_known_nothing_is_worth_more_than_anything_else() -> None:

@@ -76,21 +76,26 @@ def test_what_is_asked_for(pending: float, running: float, quota: float, units: 
     desk.pool.queues["out"].signal = ev.QueueSignal(
         0.0, "out", quota=quota, running=running, pending=pending
     )
-    assert reclaim.asked(desk.pool, "gpu", 0.0) == units
+    assert reclaim.asked(desk.pool, "gpu") == units
 
 
 def test_what_is_free_is_not_asked_for() -> None:
     desk = standing(2, max_gpus=6.0)  # four GPUs nobody reserves
     waits(desk, 3.0, 0.0)
-    assert reclaim.asked(desk.pool, "gpu", 0.0) == 0.0
+    assert reclaim.asked(desk.pool, "gpu") == 0.0
     waits(desk, 5.0, 1.0)
     desk2 = standing(2, max_gpus=6.0)
     waits(desk2, 3.0, 0.0, running=2.0)  # two of the four are taken outside
     assert len(desk2.pool.releasing) == 1
 
 
-def test_a_pool_without_bound_gives_nothing_back() -> None:
+def test_without_max_gpus_the_lanes_that_fit_are_all_there_is() -> None:
     desk = standing(4, max_gpus=INF)
+    assert waits(desk, 3.0, 0.0) == unused_go(["a3", "a2", "a1"])
+
+
+def test_where_lanes_have_no_bound_there_is_room_for_everybody() -> None:
+    desk = ready(pool(profile(max_lanes=1_000_000), queues=(QueueSpec("out"),)), p=4)
     assert waits(desk, 3.0, 0.0) == []
 
 
@@ -105,9 +110,9 @@ def test_its_own_idle_workers_may_go_for_a_queues_work_outside() -> None:
     for lease in leases:
         desk.idle(lease)
     desk.pool.queues["default"].signal = ev.QueueSignal(0.0, "default", pending=2.0)
-    assert reclaim.asked(desk.pool, "gpu", 0.0) == 2.0
+    assert reclaim.asked(desk.pool, "gpu") == 2.0
     desk.do(ev.WorkerBusy(1.0, leases[0].worker, leases[0].fence))
-    assert reclaim.asked(desk.pool, "gpu", 1.0) == 1.0
+    assert reclaim.asked(desk.pool, "gpu") == 1.0
 
 
 # ---------------------------------------------------------------- unused lanes

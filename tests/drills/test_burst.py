@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 import firepool_ray as fp
-from tests.conftest import eventually, pool_of
+from tests.conftest import KEPT, eventually, pool_of
 
 WORKERS = 8
 JOBS_PER_SOURCE = 250  # 12 sources: 8 threads, 2 event loops, 2 further processes
@@ -60,8 +60,7 @@ def test_burst_of_one_caller_and_a_second_caller() -> None:
     settings = {
         "profiles": {
             "cpu": {
-                "keep_alive": "fixed:60",
-                "lane_keep_s": 300.0,
+                **KEPT,
                 "cpus": 0.25,
                 "standbys": 0,
                 "min_lanes": 8,

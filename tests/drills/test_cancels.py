@@ -20,7 +20,7 @@ from typing import Any
 import firepool_ray as fp
 from firepool_ray.errors import JobCancelled, JobTimeout
 from tests import jobs
-from tests.conftest import PATIENCE_S, eventually, is_gone, pool_of
+from tests.conftest import KEPT, PATIENCE_S, eventually, is_gone, pool_of
 
 ROUNDS = 10_000
 THREADS = 4
@@ -35,7 +35,7 @@ SETTINGS = {
             "standbys": 0,
             "min_lanes": THREADS,
             "max_lanes": THREADS,
-            "keep_alive": "fixed:60",
+            **KEPT,
         },
     },
     "window_s": 0.5,

@@ -24,14 +24,13 @@ from firepool_ray.runtime import pool as pools
 from firepool_ray.runtime import words
 from firepool_ray.runtime.protocol import NAMESPACE, Promotion, Topology, warden_actor_name
 from tests import jobs
-from tests.conftest import PATIENCE_S, eventually, is_gone, pool_of
+from tests.conftest import KEPT, PATIENCE_S, eventually, is_gone, pool_of
 
 SUCCESSOR = "firepool-controller-2"
 SETTINGS = {
     "profiles": {
         "gpu": {
-            "keep_alive": "fixed:60",
-            "lane_keep_s": 300.0,
+            **KEPT,
             "gpus": 1,
             "cpus": 0,
             "min_lanes": 1,

@@ -12,6 +12,7 @@ import ray
 import firepool_ray as fp
 from tests import jobs
 from tests.conftest import (
+    KEPT,
     LOSES_REPLIES,
     PATIENCE_S,
     driver,
@@ -66,8 +67,7 @@ g.result()
 SETTINGS = {
     "profiles": {
         "gpu": {
-            "keep_alive": "fixed:60",
-            "lane_keep_s": 300.0,
+            **KEPT,
             "gpus": 1,
             "cpus": 0,
             "max_lanes": 1,

@@ -24,12 +24,10 @@ from firepool_ray.errors import (
     WorkerExit,
 )
 from tests import jobs
-from tests.conftest import PATIENCE_S, eventually, is_gone, pool_of
+from tests.conftest import KEPT, PATIENCE_S, eventually, is_gone, pool_of
 
 SETTINGS = {
-    "profiles": {
-        "cpu": {"keep_alive": "fixed:60", "lane_keep_s": 300.0, "cpus": 0.5, "max_lanes": 1}
-    },
+    "profiles": {"cpu": {**KEPT, "cpus": 0.5, "max_lanes": 1}},
     "window_s": 0.5,
 }
 

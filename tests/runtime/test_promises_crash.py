@@ -17,6 +17,7 @@ from firepool_ray.errors import JobTimeout, StartFailed, WorkerLost
 from firepool_ray.runtime.protocol import NAMESPACE, warden_actor_name
 from tests import jobs
 from tests.conftest import (
+    KEPT,
     LOSES_REPLIES,
     PATIENCE_S,
     driver,
@@ -26,7 +27,6 @@ from tests.conftest import (
     pool_of,
 )
 
-KEPT = {"keep_alive": "fixed:60", "lane_keep_s": 300.0}
 SETTINGS = {
     "profiles": {
         "cpu": {"cpus": 0.5, "max_lanes": 2, **KEPT},

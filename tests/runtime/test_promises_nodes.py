@@ -26,14 +26,13 @@ from firepool_ray.config import PoolConfig
 from firepool_ray.errors import WorkerLost
 from firepool_ray.runtime import pool as pools
 from tests import jobs
-from tests.conftest import PATIENCE_S, eventually, eventually_none, is_gone, processes_of
+from tests.conftest import KEPT, PATIENCE_S, eventually, eventually_none, is_gone, processes_of
 
 SETTINGS = {
     # Lanes lie on the nodes with seats only, never beside the controller.
     "profiles": {
         "pod": {
-            "keep_alive": "fixed:60",
-            "lane_keep_s": 300.0,
+            **KEPT,
             "cpus": 0.5,
             "resources": {"seat": 1},
             "max_lanes": 2,
@@ -164,17 +163,21 @@ def test_a_retried_job_runs_again_elsewhere_and_lost_values_are_clear_errors(
 def test_a_node_whose_raylet_died_takes_no_more_although_its_processes_linger(pods: Pods) -> None:
     """The warden sees the end of its raylet at once; Ray's processes there follow one by one."""
     assert fp.options(caller="a").submit(jobs.pid).result(timeout_s=PATIENCE_S) > 0
-    node = fp.status()["lanes"][0]["node"]
-    standing = {row["lane"] for row in fp.status()["lanes"] if row["node"] == node}
-    killed_at = time.monotonic()
+    lane = eventually(lambda: next((row for row in fp.status()["lanes"] if idle_in(row)), None))
+    node, (worker,) = lane["node"], idle_in(lane)
     os.kill(raylet_of(pods, node), signal.SIGKILL)
-    eventually(lambda: not standing & {row["lane"] for row in fp.status()["lanes"]}, every_s=0.01)
+    gone = eventually(lambda: [r for r in fp.status()["let_go"] if r["worker"] == worker])
     # Neither Ray's verdict (half a minute) nor silence (ten seconds) was waited for.
-    assert time.monotonic() - killed_at < 8
+    assert gone[0]["why"] == f"the raylet of node {node[:12]} has ended"
+    eventually(lambda: lane["lane"] not in {row["lane"] for row in fp.status()["lanes"]})
     moved = fp.options(caller="a").submit(jobs.pid)
     assert moved.result(timeout_s=PATIENCE_S) > 0
     assert moved.info().node != node
     pods.kill(pod_of(pods, node))
+
+
+def idle_in(lane: dict[str, Any]) -> list[str]:
+    return [worker["worker"] for worker in lane["workers"] if worker["state"] == "idle"]
 
 
 def raylet_of(pods: Pods, node_id: str) -> int:

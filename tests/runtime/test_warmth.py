@@ -53,7 +53,7 @@ def test_closing_releases_a_callers_workers_at_once_and_only_its_own(pool: Any) 
     assert done.submit(jobs.pid).result(timeout_s=PATIENCE_S) > 0
 
 
-def test_an_idle_worker_is_held_for_about_what_a_start_costs(pool: Any) -> None:
+def test_an_idle_worker_is_let_go_by_itself_and_explain_says_why(pool: Any) -> None:
     learner = fp.options(caller="learner", profile="learns")
     assert learner.submit(jobs.pid).result(timeout_s=PATIENCE_S) > 0
     (worker,) = eventually(lambda: idle_of("learner"), every_s=0.02)

@@ -15,7 +15,7 @@ from firepool_ray.sim.rivals import GreedyDual, HybridHistogram, LruTtl
 from firepool_ray.sim.traces import TraceJob
 
 A, B = Caller("default", "a"), Caller("default", "b")
-PRICES = Prices(cold_s=10.0, promote_s=1.0, start_s=10.0, gpus=2.0)
+PRICES = Prices(cold_s=10.0, promote_s=1.0, gpus=2.0)
 
 
 def test_lru_holds_for_its_ttl_and_evicts_the_oldest() -> None:
