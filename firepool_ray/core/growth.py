@@ -186,8 +186,9 @@ def watch_unused(pool: Pool, device: Device, at: float) -> None:
     for lane in device.lanes:
         keep_s = retention.lane_keep_s(lane.profile, at)
         if _is_unused(lane) and keep_s < float("inf"):
-            learned = lane.profile.spec.lane_keep_s is None and lane.rest_since is not None
-            since = lane.rest_since if learned and lane.rest_since is not None else at
+            since = at
+            if lane.profile.spec.lane_keep_s is None and lane.rest_since is not None:
+                since = lane.rest_since  # what is learned counts from the end of its last work
             pool.agenda.set(("lane", lane.id), max(at, since + keep_s))
         else:
             pool.agenda.cancel(("lane", lane.id))

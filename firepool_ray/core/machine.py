@@ -178,7 +178,7 @@ def _on_signal(pool: Pool, event: ev.QueueSignal) -> None:
     if queue is None:
         raise IllegalTransition(f"a signal for a queue that the pool does not have: {event}")
     said = (event.quota, event.limit, event.running, event.pending, event.age_s)
-    if any(value is not None and not value >= 0 for value in said) or event.weight == 0:
+    if any(value is not None and not value >= 0 for value in said):
         raise IllegalTransition(f"a queue signal out of range: {event}")
     if event.weight is not None and not 0 < event.weight < INF:
         raise IllegalTransition(f"a queue's weight must be positive: {event}")
