@@ -162,7 +162,10 @@ def _expire(pool: Pool, worker: Worker, at: float) -> None:
     """Holding the worker does not pay any more, unless its lane stays in any case."""
     learns = worker.lane.profile.policy.learns
     if learns and not retention.is_closing(pool, worker) and growth.stays(pool, worker.lane):
-        pool.agenda.set(("ttl", worker.id), at + max(growth.UNUSED_LOOK_S, worker.hold_s))
+        # Looked at again when it has been idle for twice as long: a thousand idle workers on lanes
+        # that stay must not wake the machine a thousand times a second.
+        idle_s = at - worker.idle_since if worker.idle_since is not None else 0.0
+        pool.agenda.set(("ttl", worker.id), at + max(growth.UNUSED_LOOK_S, idle_s))
         return
     leases.revoke(pool, worker, "retire", "if_idle", at)
 

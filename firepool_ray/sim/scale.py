@@ -35,7 +35,14 @@ def run(requests: int, lanes: int, callers: int, seed: int = 0) -> dict[str, flo
         pause_sigma=0.3,
         spread_s=spread_s,
     ).workload(seed)
-    profile = ProfileSpec("gpu", gpus=1.0, standbys=1, min_lanes=lanes, max_lanes=lanes)
+    profile = ProfileSpec(
+        "gpu",
+        gpus=1.0,
+        standbys=1,
+        min_lanes=lanes,
+        max_lanes=lanes,
+        keep_alive="adaptive",
+    )
     spec = PoolSpec(
         (profile,),
         (QueueSpec("default"),),

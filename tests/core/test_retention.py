@@ -440,3 +440,20 @@ def test_the_least_worth_goes_first() -> None:
     # Past its usual gap the first is no longer likely to come.
     (revoke,) = desk.sync("c3", want(CAROL), count=2, at=9.0, age_s=7.2)
     assert isinstance(revoke, RevokeLease) and revoke.worker == first.worker
+
+
+def test_an_idle_worker_on_a_lane_that_stays_is_kept_and_seldom_looked_at() -> None:
+    """A thousand of them, each looked at every second, once kept the machine busy for nothing."""
+    spec = profile(keep_alive="adaptive", lane_keep_s=None, min_lanes=1, max_lanes=1)
+    desk = ready(pool(spec))
+    (lease,) = desk.hold("c1")
+    for worker in [w for w in desk.pool.workers.values() if w.state == "starting"]:
+        desk.do(ev.WorkerStarted(desk.at, worker.id))
+    desk.idle(lease)
+    looks = 0
+    while desk.wake_at < 100_000.0:
+        looks += 1
+        when, desk.wake_at = desk.wake_at, INF
+        assert desk.wake(when) == []
+    assert desk.pool.workers[lease.worker].idle_since is not None
+    assert looks < 30
