@@ -38,7 +38,8 @@ class PoolPlayer:
     """Plays the batches of an iteration as jobs of the pool, and keeps the jobs."""
 
     def __init__(self, seed: int) -> None:
-        self._pool = fp.options(queue="rl", caller="rollouts")
+        # A rollout is made from its arguments alone, so it may run again if its worker is lost.
+        self._pool = fp.options(queue="rl", caller="rollouts", max_retries=2)
         self._seed = seed
         self.jobs: list[fp.Job] = []
 
@@ -85,7 +86,7 @@ class Evaluator:
     """Evaluates snapshots of the policy beside the training, as another caller."""
 
     def __init__(self, seed: int) -> None:
-        self._pool = fp.options(queue="eval", caller="eval")
+        self._pool = fp.options(queue="eval", caller="eval", max_retries=2)
         self._seed = seed
         self.jobs: dict[int, fp.Job] = {}
 

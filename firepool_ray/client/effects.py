@@ -233,6 +233,7 @@ class Effects:
 
         def answered(settled: Settled | None, may_help: bool) -> None:
             if settled is not None:
+                self._note_end(job, settled)
                 self._post(
                     JobSettled(
                         time.monotonic(),
@@ -254,6 +255,17 @@ class Effects:
             unknown()
         else:
             self._try(lambda: self._transport.settle(link, lease.fence, job, answered), unknown)
+
+    def _note_end(self, job_id: str, settled: Settled) -> None:
+        """A job that may run again fails nobody: then this line alone tells of the loss."""
+        job = self.jobs.get(job_id)
+        if job is None or not settled.end:
+            return
+        trail = job._trail
+        trail.loss = f"{settled.end} ({trail.loss})"
+        if settled.started is not False and not settled.stopped:
+            what, worker = f"{job.name} ({job.id})", trail.worker
+            log.warning("%s lost its worker %s: %s", what, worker, trail.loss)
 
     def _replay(self, action: ReplayJob, tries: int = 1) -> None:
         job, link = self.jobs.get(action.job), self._links.get(action.lease)

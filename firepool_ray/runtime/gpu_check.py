@@ -23,6 +23,7 @@ _HELD_BYTES = 512 << 20
 _SLACK_BYTES = 64 << 20
 _PATIENCE_S = 20.0
 _WORKER = "gpu-check"
+_NO_WORD = f"/proc/self/no word of {_WORKER}"  #: nobody maps it
 
 
 class Driver:
@@ -109,7 +110,7 @@ def _hold() -> str:
 
 def _hold_in_a_session() -> str:
     """A worker whose grandchild, in its own session, holds the memory."""
-    os.environ[processes.MARKER] = _WORKER
+    os.environ[processes.MARKER] = _NO_WORD
     processes.adopt_orphans()
     command = [sys.executable, "-m", "firepool_ray.runtime.gpu_check", "hold"]
     subprocess.Popen(command, start_new_session=True)
@@ -153,7 +154,7 @@ def _try_leaving(role: str, free_before: int) -> str:
         _WORKER,
         child.pid,
         start,
-        f"/proc/self/no word of {_WORKER}",
+        _NO_WORD,
         known=(),
         spare={os.getpid()},
         device_lock="",

@@ -112,10 +112,9 @@ class Keeper:
             self._note_exit(ward)
 
     def _note_exit(self, ward: Ward) -> None:
-        if ward.retiring is not None:
-            return  # the answer to ``retire`` says so
-        detail = ward.doom or processes.exit_text(ward.pid, ward.pid_start)
-        self.tell("exited", ward, ward.word(), detail)
+        ward.end = ward.doom or processes.exit_text(ward.pid, ward.pid_start)
+        if ward.retiring is None:  # else the answer to ``retire`` says so
+            self.tell("exited", ward, ward.word(), ward.end)
 
     def forget(self, ward: Ward) -> None:
         """The worker is gone and swept. What is known of its jobs stays for a while."""

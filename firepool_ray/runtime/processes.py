@@ -16,8 +16,9 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-#: Set in the environment of every worker and inherited by what it starts.
-MARKER = "FIREPOOL_WORKER"
+#: Set in the environment of every worker to the path of its lease word, and inherited by what it
+#: starts. (The worker's name would not do: another pool on this machine may have one like it.)
+MARKER = "FIREPOOL_WORD"
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -260,17 +261,15 @@ def _collect(pids: Iterable[int]) -> None:
             return
 
 
-def find_marked(
-    worker: str, mapped_path: str, not_before: int, spare: Collection[int]
-) -> list[Process]:
+def find_marked(word_path: str, not_before: int, spare: Collection[int]) -> list[Process]:
     """What a worker left behind outside of its tree.
 
     Found by the environment marker (programs it started) or by the mapping of its lease word
     (children forked without exec). Processes older than ``not_before`` cannot be its own, nor
     those in ``spare``.
     """
-    marker = f"{MARKER}={worker}".encode()
-    path = mapped_path.encode()
+    marker = f"{MARKER}={word_path}".encode()
+    path = word_path.encode()
     found = []
     for process in table().values():
         if process.start < not_before or process.pid in spare or process.ended:

@@ -35,7 +35,7 @@ def sweep(
     """
     left = kill_tree(pid, start, _until(deadline), known)
     while not left:
-        escaped = find_marked(worker, word_path, start, spare)
+        escaped = find_marked(word_path, start, spare)
         if not escaped:
             break
         left = [

@@ -27,17 +27,18 @@ class History(NamedTuple):
 
     word: Word
     records: list[tuple[Fence, JobRecord]]
+    end: str  #: how its process ended, or ""
 
     def settle(self, fence: Fence, job: str, alive: bool) -> Settled:
         word = self.word
         stopped = word.cancel_reason if word.cancel == job else ""
         if word.job == job:
             running = alive and word.state in leasing.RUNNING
-            return Settled(True, running, alive, stopped)
+            return Settled(True, running, alive, stopped, self.end)
         if any(record.job == job for _, record in self.records):
-            return Settled(True, False, alive, stopped)
+            return Settled(True, False, alive, stopped, self.end)
         forgotten = len(self.records) >= RING_RECORDS and self.records[0][0] > fence
-        return Settled(None if forgotten else False, False, alive, stopped)
+        return Settled(None if forgotten else False, False, alive, stopped, self.end)
 
 
 class Ward:
@@ -62,6 +63,7 @@ class Ward:
         #: (pid, start) of everything seen below the worker.
         self.descendants: set[tuple[int, int]] = set()
         self.doom = ""  #: why the warden kills it
+        self.end = ""  #: how its process ended, once it has
         self.overdue = ""  #: the job whose deadline was noticed
         self.stopping = ""  #: the job that was signalled and has a grace
         self.retiring: asyncio.Task[str] | None = None
@@ -109,7 +111,7 @@ class Ward:
             self.process.signal(number)
 
     def history(self) -> History:
-        return self._last or History(self.file.read(), self.ring.read())
+        return self._last or History(self.file.read(), self.ring.read(), self.end)
 
     def close(self) -> None:
         """What is known stays readable."""

@@ -313,7 +313,7 @@ class PoolWorker:
 
 def _prepare_process(spec: WorkerSpec) -> None:
     os.environ.update(spec.env)
-    os.environ[processes.MARKER] = spec.worker
+    os.environ[processes.MARKER] = words.word_path(spec.words_dir, spec.worker)
     os.environ["FIREPOOL_LANE"] = spec.lane
     gpu.hide()
     processes.adopt_orphans()

@@ -38,7 +38,7 @@ def tree(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             import os, subprocess, sys, time
             from firepool_ray.runtime import processes, words
             processes.adopt_orphans()
-            os.environ[processes.MARKER] = "w1"
+            os.environ[processes.MARKER] = words.word_path(sys.argv[1], "w1")
             """
         )
         text += textwrap.dedent(program) + "\nprint('ready', flush=True)\ntime.sleep(1000)\n"
@@ -157,7 +157,11 @@ def test_a_sweep_finds_what_survived_a_killed_worker(
     root = tree(f"word = words.WordFile.open(sys.argv[1] + '/w1.word')\n{textwrap.dedent(hiding)}")
     start = processes.start_of(root.pid)
     living = [p for p in below(root.pid) if not p.ended]
-    bystander = subprocess.Popen(["sleep", "1000"], env={**os.environ, processes.MARKER: "w11"})
+    others = [words.word_path(str(tmp_path), "w11"), words.word_path("/another/pool", "w1")]
+    bystanders = [
+        subprocess.Popen(["sleep", "1000"], env={**os.environ, processes.MARKER: other})
+        for other in others
+    ]
     try:
         root.kill()
         root.wait()
@@ -174,10 +178,11 @@ def test_a_sweep_finds_what_survived_a_killed_worker(
         )
         assert left == ""
         assert not [p for p in living if processes.is_alive(p.pid, p.start)]
-        assert bystander.poll() is None
+        assert [bystander.poll() for bystander in bystanders] == [None, None]
     finally:
-        bystander.kill()
-        bystander.wait()
+        for bystander in bystanders:
+            bystander.kill()
+            bystander.wait()
 
 
 def test_a_sweep_does_not_pass_while_the_device_is_locked(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_worker_that_dies_in_a_job_is_not_retried_by_itself(tmp_path: Path) ->
     with pytest.raises(WorkerLost) as caught:
         job.result(timeout_s=PATIENCE_S)
     assert caught.value.started is True
+    assert "the process " in str(caught.value)  # ended, exited or was killed: the warden's words
     assert len(lines(marks)) == 1
     with pytest.raises(ray.exceptions.RayError):
         ray.get(job.ref)

@@ -162,7 +162,7 @@ def test_a_job_that_does_not_stop_takes_its_worker_along(node: Any, victim: Any)
     exited = hear(node, victim, "exited")[-1]
     assert "did not stop within 0.3 s (cancelled)" in exited.detail
     settled = node.ask("settle", victim.name, victim.fence, done.job)
-    assert settled == (True, False, False, "cancelled")
+    assert settled == (True, False, False, "cancelled", exited.detail)
     assert node.ask("retire", node.epoch, victim.name) == ""
 
 
