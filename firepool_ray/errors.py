@@ -22,6 +22,7 @@
     │   └── WorkerExit                    user code tried to end the worker (``sys.exit`` ...)
     ├── RemoteError                       user code raised something that cannot be rebuilt here
     ├── PoolUnavailable                   the controller or the cluster cannot be reached
+    ├── KubeError                         Kubernetes refused, or does not answer; has ``status``
     └── InternalError                     a bug of ours
         ├── IllegalTransition             an event no table allows; nothing was changed
         ├── StaleEpoch                    an order of an older controller, refused
@@ -157,6 +158,14 @@ class RemoteError(FirepoolError):
 
 class PoolUnavailable(FirepoolError):
     """The pool's controller or the Ray cluster cannot be reached."""
+
+
+class KubeError(FirepoolError):
+    """What Kubernetes was asked for and what it answered. ``status``: HTTP, 0 without answer."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class InternalError(FirepoolError):

@@ -27,7 +27,7 @@ class History(NamedTuple):
 
     word: Word
     records: list[tuple[Fence, JobRecord]]
-    end: str  #: how its process ended, or ""
+    end: str = ""  #: how its process ended, where it has
 
     def settle(self, fence: Fence, job: str, alive: bool) -> Settled:
         word = self.word

@@ -291,8 +291,8 @@ def test_what_a_history_can_and_cannot_tell() -> None:
     full = History(history.word, [(NEXT, record(str(i))) for i in range(RING_RECORDS)])
     assert full.settle(FENCE, "forgotten", True).started is None
     running = History(leasing.marked(busy(), "job", "timeout"), [])
-    assert running.settle(FENCE, "job", True) == (True, True, True, "timeout")
-    assert running.settle(FENCE, "job", False) == (True, False, False, "timeout")
+    assert running.settle(FENCE, "job", True) == (True, True, True, "timeout", "")
+    assert running.settle(FENCE, "job", False) == (True, False, False, "timeout", "")
 
 
 def test_the_bell_needs_no_warden(tmp_path: Path) -> None:
