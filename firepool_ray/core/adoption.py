@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from firepool_ray.core import events as ev
-from firepool_ray.core import holders, leases, ledger
+from firepool_ray.core import holders, leases, ledger, nodes
 from firepool_ray.core.actions import RevokeLease
 from firepool_ray.core.lane_news import join_device
 from firepool_ray.core.shelves import set_idle
@@ -25,7 +25,8 @@ def on_lane_adopted(pool: Pool, event: ev.LaneAdopted) -> None:
     device = pool.devices[event.lane] = Device(event.lane)
     slots: list[Worker | None] = [None] * (profile.spec.standbys + 1)
     number = pool.number()
-    lane = Lane(event.lane, number, profile, device, "ready", slots, event.node, since=event.at)
+    lane = Lane(event.lane, number, profile, device, "ready", slots, since=event.at)
+    nodes.settle(pool, lane, event.node)
     device.lanes.append(lane)
     pool.lanes[lane.id] = profile.lanes[lane.id] = lane
     profile.counted += 1

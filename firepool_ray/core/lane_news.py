@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from firepool_ray.core import events as ev
-from firepool_ray.core import growth, leases, staffing
+from firepool_ray.core import growth, leases, nodes, staffing
 from firepool_ray.core.actions import RemoveLane
 from firepool_ray.core.shelves import shelve
 from firepool_ray.core.state import Device, Lane, Pool
@@ -30,7 +30,7 @@ def on_lane_ready(pool: Pool, event: ev.LaneReady) -> None:
     profile.grow_cost_s += staffing.COST_GAIN * (grow_s - profile.grow_cost_s)
     profile.costs.grow.add(grow_s)
     lane.move("ready")
-    lane.node = event.node
+    nodes.settle(pool, lane, event.node)
     join_device(pool, lane, event.device)
     if lane.needed and staffing.may_start(pool, profile, event.at):
         staffing.start(pool, lane, event.at, fresh=not lane.ahead)
@@ -70,6 +70,7 @@ def on_lane_removed(pool: Pool, event: ev.LaneRemoved) -> None:
     if lane.state != "retiring":
         raise IllegalTransition(f"lane {lane.id} is {lane.state}, not retiring")
     lane.move("gone")
+    nodes.depart(pool, lane)
     del pool.lanes[lane.id]
     del lane.profile.lanes[lane.id]
     lane.device.lanes.remove(lane)

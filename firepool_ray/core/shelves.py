@@ -49,7 +49,7 @@ def _place_on_shelf(pool: Pool, device: Device, lane: Lane) -> None:
         _shelf(profile, lane.shelf, lane.shelf_queue).discard(lane.number)
     lane.shelf, lane.shelf_queue = name, queue
     if name:
-        key = float(lane.number)
+        key = float(lane.rank)
         if victim is not None:
             key = victim.idle_since if victim.idle_since is not None else 0.0
         _shelf(profile, name, queue).add(key, lane.number, lane)

@@ -94,6 +94,7 @@ class Lane:
     state: LaneState
     slots: list[Worker | None]
     node: str = ""
+    rank: int = 0  #: of its node, see ``nodes``
     draining: bool = False  #: it is to go: nothing new here
     counted: bool = True  #: counts against the profile's min_lanes and max_lanes
     since: float = 0.0
@@ -314,6 +315,7 @@ class Pool:
     clients: dict[str, Client] = field(default_factory=dict)
     lanes: dict[str, Lane] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
+    nodes: dict[str, tuple[int, int]] = field(default_factory=dict)  #: (rank, lanes there)
     workers: dict[str, Worker] = field(default_factory=dict)
     warm: dict[ReuseKey, Ordered[Worker]] = field(default_factory=dict)  #: idle, newest first
     wanting: dict[ReuseKey, Ordered[Entry]] = field(default_factory=dict)  #: unmet, by order
