@@ -10,11 +10,16 @@ import pytest
 from pydantic import ValidationError
 
 from firepool_ray import config
-from firepool_ray.config import PoolConfig, ProfileConfig, QueueConfig
+from firepool_ray.config import PoolConfig, ProfileConfig, QueueConfig, kubernetes
 from firepool_ray.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU: dict[str, Any] = {"profiles": {"gpu": {"gpus": 1}}}
+
+
+def on_pods(profile: dict[str, Any], **kubernetes: Any) -> dict[str, Any]:
+    """A pool of one profile "g" on Kubernetes."""
+    return {"profiles": {"g": {"gpus": 1, "max_lanes": 1, **profile}}, "kubernetes": kubernetes}
 
 
 def test_what_is_implied_is_filled_in() -> None:
@@ -96,12 +101,98 @@ def test_capacity_fills_only_what_was_left_open() -> None:
         ({**GPU, "window_s": 0}, r"window_s: .*greater than 0"),
         ({**GPU, "start_backoff_s": 60}, r"start_backoff_s exceeds"),
         ({"profiles": {"g": {"gpus": 2, "min_lanes": 2}}, "max_gpus": 3}, r"need 4 units"),
+        ({**GPU, "kubernetes": {"hed": {}}}, r"kubernetes\.hed: unknown key\. Did you mean 'head'"),
+        ({**GPU, "kubernetes": {"head": {"cpu": 1}}}, r"kubernetes\.head\.cpu: unknown.*'cpus'"),
+        ({**GPU, "kubernetes": {"name": "A"}}, r"kubernetes\.name: .*pattern"),
+        ({**GPU, "kubernetes": {"redis": "x"}}, r"kubernetes\.redis: .*pattern"),
+        ({**GPU, "kubernetes": {"auth": "none"}}, r"kubernetes\.auth: .*'disabled' or 'token'"),
+        ({**GPU, "kubernetes": {}}, r"profiles\.g.*max_lanes: say how many"),
+        (
+            on_pods({}, queue="slurm:a"),
+            r"unknown kind of queue 'slurm': use kueue",
+        ),
+        (on_pods({}, queue="quota:a/b"), r"kubernetes\.queue: unknown kind of queue 'quota'"),
+        (on_pods({}, queue="kueue:"), r"kubernetes\.queue: kueue: needs the name of a queue"),
+        (on_pods({}, ray_start_params={"num-gpus": "2"}), r"ray_start_params: num-gpus is set by"),
+        (on_pods({}, tolerations=[{"keys": "a"}]), r"tolerations\.0\.keys: unknown.*'key'"),
+        (on_pods({"pod": {"lane": 1}}), r"profiles\.g\.pod\.lane: unknown key.*'lanes'"),
+        (on_pods({"pod": {"memory": "4 GB"}}), r"profiles\.g\.pod\.memory: .*pattern"),
+        (on_pods({"pod": {"sharing": "mps:2"}}), r"pod\.sharing: unknown sharing 'mps': use dra:"),
+        (on_pods({"pod": {"sharing": "kai-fraction:2"}}), r"needs a number between 0 and 1"),
+        (on_pods({"pod": {"sharing": "time-slicing:1"}}), r"needs 2 or more replicas"),
+        (on_pods({"pod": {"sharing": "dra:A_b"}}), r"needs the name of a ResourceClaim"),
+        (on_pods({"pod": {"min_pods": 3, "max_pods": 2}}), r"min_pods 3 exceeds max_pods 2"),
+        (
+            on_pods({"max_lanes": 5, "pod": {"max_pods": 2}}),
+            r"max_pods: 2 pods of 1 lanes",
+        ),
+        (
+            on_pods({"cpus": 4, "pod": {"cpus": 2.0}}),
+            r"g\.pod\.cpus: 1 lanes need 4 CPUs",
+        ),
+        (
+            on_pods({"gpus": 0, "pod": {"sharing": "mig:1g.10gb"}}),
+            r"sharing: .* needs gpus",
+        ),
+        (
+            on_pods({"gpus": 0.4, "pod": {"lanes": 2}}),
+            r"pod\.lanes: .* leave a part of",
+        ),
+        (
+            on_pods({"pod": {"sharing": "kai-fraction:0.5"}}),
+            r"are more than .*0\.5 of a GPU",
+        ),
+        (
+            on_pods({"gpus": 0.5, "cpus": 0.5, "pod": {"sharing": "kai-fraction:0.5"}}),
+            r"profiles\.g\.cpus: .*whole CPUs",
+        ),
+        (on_pods({"max_lanes": 2, "pod": {"sharing": "dra:d"}}), r"claim 'd' is one device"),
+        (
+            on_pods({"pod": {"volumes": [{"mount": "/a", "claim": "a", "secret": "b"}]}}),
+            r"volumes\.0: a volume has exactly one of",
+        ),
+        ({**GPU, "queues": {"q": {"cluster_queue": "quota:a"}}}, r"needs NAMESPACE/RESOURCEQUOTA"),
     ],
 )
 def test_a_mistake_names_the_key_and_what_is_allowed(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         PoolConfig.from_dict(data, "pool.yaml")
     assert str(caught.value).startswith("pool.yaml: ")
+
+
+def test_kueue_admits_seven_groups() -> None:
+    cpu = {f"p{i}": {"max_lanes": 1} for i in range(7)}
+    with pytest.raises(ConfigError, match="at most 7 groups"):
+        PoolConfig.from_dict({"profiles": cpu, "kubernetes": {"queue": "kueue:q"}})
+    PoolConfig.from_dict({"profiles": cpu, "kubernetes": {"queue": "kai:q"}})
+
+
+def test_profiles_that_share_a_claim_share_a_device() -> None:
+    pod = {"sharing": "dra:gpu-0"}
+    a = {"gpus": 1, "max_lanes": 1, "pod": pod}
+    pool = PoolConfig.from_dict({"profiles": {"a": a, "b": a}, "kubernetes": {}})
+    assert {profile.device for profile in pool.profiles.values()} == {"gpu-0"}
+    with pytest.raises(ConfigError, match=r"profiles\.b\.gpus: claim 'gpu-0' is shared with 'a'"):
+        PoolConfig.from_dict({"profiles": {"a": a, "b": {**a, "gpus": 2}}, "kubernetes": {}})
+
+
+def test_pods_follow_from_lanes() -> None:
+    data = on_pods({"gpus": 0.25, "cpus": 0.5, "min_lanes": 5, "max_lanes": 9})
+    data["profiles"]["g"]["pod"] = {"lanes": 4, "min_pods": None}
+    profile = PoolConfig.from_dict(data).profiles["g"]
+    assert (kubernetes.min_pods(profile), kubernetes.max_pods(profile)) == (2, 3)
+    assert (kubernetes.pod_gpus(profile), kubernetes.pod_cpus(profile)) == (1, 2)
+
+
+def test_kubernetes_survives_the_round_trip() -> None:
+    pool = PoolConfig.from_dict(
+        on_pods(
+            {"pod": {"sharing": "dra:d", "tolerations": [{"key": "gpu"}], "env_secrets": ["s"]}},
+            queue="kueue:q",
+            head={"cpus": 2},
+        )
+    )
+    assert PoolConfig.from_json(pool.to_json()) == pool
 
 
 def test_every_mistake_is_told_at_once() -> None:

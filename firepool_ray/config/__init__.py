@@ -8,35 +8,37 @@ of the key; an unknown key lists the valid ones. The reason for each default sta
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from firepool_ray.config.base import (
+    NAME_PATTERN,
+    Amount,
+    Count,
+    EnvName,
+    EnvValue,
+    Group,
+    ModuleName,
+    Name,
+    PositiveAmount,
+    PositiveSeconds,
+    Seconds,
+)
+from firepool_ray.config.explaining import explain
+from firepool_ray.config.kubernetes import KubernetesConfig, PodConfig, check_pods, parse_queue
 from firepool_ray.core import keepalive
 from firepool_ray.core.model import PoolSpec, ProfileSpec, QueueSpec
 from firepool_ray.errors import ConfigError
 
-#: What a profile, queue, caller or device may be called: it ends up in actor names and labels.
-NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _NAME = re.compile(NAME_PATTERN)
 
 #: ``max_lanes`` of a profile that may take whatever the cluster gives (an autoscaler may add more).
 UNBOUNDED_LANES = 1_000_000
-
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-PositiveAmount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
-Name = Annotated[str, Field(pattern=rf"^{NAME_PATTERN}$")]
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-EnvValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
-ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 
 
 def check_name(kind: str, name: object) -> str:
@@ -52,12 +54,7 @@ def check_name(kind: str, name: object) -> str:
     )
 
 
-class _Group(BaseModel):
-    # Strict: a quoted number in a pool file is a mistake to be told, not a value to be guessed.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
-
-
-class ProfileConfig(_Group):
+class ProfileConfig(Group):
     """A kind of hardware plus a base environment; its workers are interchangeable until bound."""
 
     #: GPUs of one lane: 0, a fraction, or several. 0, because a pool must also run on a laptop.
@@ -103,12 +100,24 @@ class ProfileConfig(_Group):
     #: Name of a device claim that lanes share: only one active worker among them. "": the lane is
     #: its own device, the usual case.
     device: Annotated[str, Field(pattern=rf"^({NAME_PATTERN})?$")] = ""
+    #: The pods that carry its lanes, in a pool with ``kubernetes``.
+    pod: PodConfig = PodConfig()
 
     @field_validator("keep_alive")
     @classmethod
     def _is_policy(cls, text: str) -> str:
         keepalive.parse(text)
         return text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _claim_is_device(cls, data: Any) -> Any:
+        """Lanes that share a claim share a device, without saying so twice."""
+        pod = data.get("pod") if isinstance(data, Mapping) else None
+        if isinstance(pod, Mapping) and not data.get("device"):
+            kind, _, claim = str(pod.get("sharing", "")).partition(":")
+            return {**data, "device": claim} if kind == "dra" else data
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> ProfileConfig:
@@ -131,7 +140,7 @@ class ProfileConfig(_Group):
         return self.gpus if self.gpus > 0 else 1.0
 
 
-class QueueConfig(_Group):
+class QueueConfig(Group):
     """Who pays. All three are in units: GPUs, or lanes of profiles without GPUs."""
 
     #: Below this the queue is entitled and may have busy workers of others drained. None: all of
@@ -141,6 +150,16 @@ class QueueConfig(_Group):
     limit_gpus: Amount | None = None
     #: Share of what is borrowed beyond the quotas. 1: equal shares.
     weight: PositiveAmount = 1.0
+    #: The queue of the cluster whose word counts instead, as long as it can be read:
+    #: ``kueue:CLUSTERQUEUE``, ``kai:QUEUE``, ``volcano:QUEUE``, ``yunikorn:root.team`` or
+    #: ``quota:NAMESPACE/RESOURCEQUOTA``. "": the three above.
+    cluster_queue: str = ""
+
+    @field_validator("cluster_queue")
+    @classmethod
+    def _is_cluster_queue(cls, text: str) -> str:
+        parse_queue(text)
+        return text
 
     @model_validator(mode="after")
     def _consistent(self) -> QueueConfig:
@@ -149,7 +168,7 @@ class QueueConfig(_Group):
         return self
 
 
-class PoolConfig(_Group):
+class PoolConfig(Group):
     """All settings of one pool. ``queues`` always has ``default_queue`` and "default"."""
 
     #: At least one; the order matters only for ``default_profile``.
@@ -193,6 +212,8 @@ class PoolConfig(_Group):
     embedded: bool = False
     #: An embedded pool outlives its last client by this; a driver run twice finds it warm.
     client_linger_s: Seconds = 60.0
+    #: The RayCluster below the pool. None: a pool that knows nothing of Kubernetes.
+    kubernetes: KubernetesConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -226,6 +247,7 @@ class PoolConfig(_Group):
             raise ValueError(
                 f"min_lanes of all profiles need {reserved:g} units, max_gpus is {self.max_gpus:g}"
             )
+        check_pods(self)
         return self
 
     def with_capacity(self, lanes: Mapping[str, int]) -> PoolConfig:
@@ -292,7 +314,7 @@ class PoolConfig(_Group):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise ConfigError(_explain("pool settings", error)) from None
+            raise ConfigError(explain("pool settings", error, cls)) from None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "pool settings") -> PoolConfig:
@@ -300,7 +322,7 @@ class PoolConfig(_Group):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise ConfigError(_explain(where, error)) from None
+            raise ConfigError(explain(where, error, cls)) from None
 
 
 def load(path: str | Path) -> PoolConfig:
@@ -344,36 +366,3 @@ def _groups(entries: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _or_inf(value: float | None) -> float:
     return float("inf") if value is None else value
-
-
-def _explain(where: str, error: ValidationError) -> str:
-    lines = [_explain_one(entry) for entry in error.errors(include_url=False)]
-    return f"{where}: " + ("\n" + " " * 2).join(lines)
-
-
-def _explain_one(entry: Any) -> str:
-    keys = [str(part) for part in entry["loc"] if part != "[key]"]
-    path = ".".join(keys)
-    if entry["type"] == "extra_forbidden":
-        valid = sorted(_group_at(keys).model_fields)
-        near = difflib.get_close_matches(keys[-1], valid, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return f"{path}: unknown key.{hint} Valid: {', '.join(valid)}."
-    if entry["loc"][-1:] == ("[key]",):
-        pattern = entry.get("ctx", {}).get("pattern")
-        rule = f"match {pattern}" if pattern else "be a string (quote it)"
-        return f"{path}: this name is not allowed, it must {rule}"
-    message = entry["msg"].removeprefix("Value error, ")
-    message = (message[:1].lower() + message[1:]).replace("dictionary", "mapping")
-    message = message.partition(" or instance of")[0]
-    given = entry.get("input")
-    shown = f", not {given!r}" if isinstance(given, str | int | float | bool | None) else ""
-    return f"{path}: {message}{shown}" if path else f"{message}{shown}"
-
-
-def _group_at(keys: list[str]) -> type[BaseModel]:
-    if keys[0] == "profiles" and len(keys) == 3:
-        return ProfileConfig
-    if keys[0] == "queues" and len(keys) == 3:
-        return QueueConfig
-    return PoolConfig
