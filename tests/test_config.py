@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from firepool_ray import config
-from firepool_ray.config import PoolConfig, ProfileConfig, QueueConfig, kubernetes
+from firepool_ray.config import PoolConfig, ProfileConfig, QueueConfig, pods
 from firepool_ray.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,10 +161,27 @@ def test_a_mistake_names_the_key_and_what_is_allowed(data: dict[str, Any], messa
 
 
 def test_kueue_admits_seven_groups() -> None:
-    cpu = {f"p{i}": {"max_lanes": 1} for i in range(7)}
-    with pytest.raises(ConfigError, match="at most 7 groups"):
+    cpu = {f"p{i}": {"max_lanes": 1} for i in range(6)}
+    with pytest.raises(ConfigError, match=r"at most 7 groups of pods, these are 8 \(system"):
         PoolConfig.from_dict({"profiles": cpu, "kubernetes": {"queue": "kueue:q"}})
-    PoolConfig.from_dict({"profiles": cpu, "kubernetes": {"queue": "kai:q"}})
+    for settings in ({"queue": "kai:q"}, {"queue": "kueue:q", "drivers": {"max_pods": 0}}):
+        assert PoolConfig.from_dict({"profiles": cpu, "kubernetes": settings})
+
+
+@pytest.mark.parametrize(
+    ("profiles", "message"),
+    [
+        ({"a": {}, "A": {}}, "several groups of pods would be called a"),
+        ({"System": {}}, "several groups of pods would be called system"),
+        ({"a.": {}}, r"'a\.' becomes a label"),
+        ({"a": {"labels": {"zone": "in(a,b)"}}}, r"profiles\.a\.labels\.zone: .*not selectors"),
+    ],
+)
+def test_names_that_pods_cannot_have(profiles: dict[str, Any], message: str) -> None:
+    bounded = {name: {"max_lanes": 1, **profile} for name, profile in profiles.items()}
+    with pytest.raises(ConfigError, match=message):
+        PoolConfig.from_dict({"profiles": bounded, "kubernetes": {}})
+    assert PoolConfig.from_dict({"profiles": bounded})
 
 
 def test_profiles_that_share_a_claim_share_a_device() -> None:
@@ -180,8 +197,8 @@ def test_pods_follow_from_lanes() -> None:
     data = on_pods({"gpus": 0.25, "cpus": 0.5, "min_lanes": 5, "max_lanes": 9})
     data["profiles"]["g"]["pod"] = {"lanes": 4, "min_pods": None}
     profile = PoolConfig.from_dict(data).profiles["g"]
-    assert (kubernetes.min_pods(profile), kubernetes.max_pods(profile)) == (2, 3)
-    assert (kubernetes.pod_gpus(profile), kubernetes.pod_cpus(profile)) == (1, 2)
+    assert (pods.min_pods(profile), pods.max_pods(profile)) == (2, 3)
+    assert (pods.pod_gpus(profile), pods.pod_cpus(profile)) == (1, 2)
 
 
 def test_kubernetes_survives_the_round_trip() -> None:

@@ -30,7 +30,8 @@ from firepool_ray.config.base import (
     Seconds,
 )
 from firepool_ray.config.explaining import explain
-from firepool_ray.config.kubernetes import KubernetesConfig, PodConfig, check_pods, parse_queue
+from firepool_ray.config.kubernetes import KubernetesConfig, PodConfig, parse_queue
+from firepool_ray.config.pods import check_pods
 from firepool_ray.core import keepalive
 from firepool_ray.core.model import PoolSpec, ProfileSpec, QueueSpec
 from firepool_ray.errors import ConfigError

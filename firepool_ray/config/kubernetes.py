@@ -1,19 +1,18 @@
 """The part of a pool file that describes pods: read by ``firepool_ray.kube`` and the controller.
 
 Knows nothing of the Kubernetes client. What one key alone can get wrong is checked here; what
-depends on a profile's other settings is checked by ``check_pods``, which ``PoolConfig`` calls.
+follows from a profile's other settings stands in ``pods``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
 from firepool_ray.config.base import (
-    Amount,
     Count,
     EnvName,
     EnvValue,
@@ -23,18 +22,12 @@ from firepool_ray.config.base import (
     Seconds,
 )
 
-if TYPE_CHECKING:
-    from firepool_ray.config import PoolConfig, ProfileConfig
-
 #: Who may admit the pods of a pool's RayCluster.
 ADMITTERS = ("kueue", "kai", "volcano", "yunikorn")
 #: Whose quota a queue of the pool may follow.
 SIGNALLERS = (*ADMITTERS, "quota")
-#: The claim of a Kueue workload has at most 8 sets of pods, and the head is one of them.
-KUEUE_GROUPS = 7
-#: A pod without ``memory`` gets this for each lane that reserves none, and this for Ray itself.
-LANE_MEMORY_BYTES = 4 << 30
-RAY_MEMORY_BYTES = 2 << 30
+#: Parameters of ``ray start`` that follow from other settings.
+_OUR_PARAMS = {"num-cpus", "num-gpus", "labels", "resources", "address", "block"}
 
 _DNS = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 #: 40 letters leave room for what Ray's operator and firepool append.
@@ -188,6 +181,14 @@ class SizeConfig(Group):
     memory: Quantity = "2Gi"
 
 
+class DriversConfig(SizeConfig):
+    """Pods for the drivers of RayJobs, one each: kept off the head, which their end could take."""
+
+    memory: Quantity = "4Gi"
+    #: They come when a RayJob asks. 0: its driver runs on the head, and ends with that.
+    max_pods: Count = 4
+
+
 class KubernetesConfig(Group):
     """The RayCluster below the pool. ``firepool kube render`` turns it into manifests."""
 
@@ -208,6 +209,7 @@ class KubernetesConfig(Group):
     head: SizeConfig = SizeConfig(memory="4Gi")
     #: The pod in which the controller lives, apart from the head.
     system: SizeConfig = SizeConfig()
+    drivers: DriversConfig = DriversConfig()
     #: ``token``: everyone who talks to Ray needs the token that Ray's operator keeps in a Secret.
     auth: Literal["disabled", "token"] = "disabled"
     #: Where Ray keeps what must survive the head: "" (nothing survives), "managed" (a Redis is
@@ -222,6 +224,8 @@ class KubernetesConfig(Group):
     queue: str = ""
     #: DRA device class of the claims that ``pod.sharing: dra:CLAIM`` names.
     device_class: Annotated[str, Field(min_length=1)] = "gpu.nvidia.com"
+    #: Only pods of this RayCluster, jobs of its namespace and Ray's operator may call Ray.
+    network_policy: bool = True
     #: PodMonitors, for clusters with the Prometheus operator.
     monitors: bool = False
     #: Who the controller is. "": a service account is rendered, with the rights it needs.
@@ -246,7 +250,9 @@ class KubernetesConfig(Group):
     @field_validator("ray_start_params")
     @classmethod
     def _leaves_ours(cls, params: Strings) -> Strings:
-        ours = sorted({"num-cpus", "num-gpus", "labels", "address", "block"} & set(params))
+        ours = sorted(
+            {"num-cpus", "num-gpus", "labels", "resources", "address", "block"} & set(params)
+        )
         if ours:
             raise ValueError(f"{', '.join(ours)} is set by firepool: use a profile's settings")
         return params
@@ -255,100 +261,6 @@ class KubernetesConfig(Group):
     def admitter(self) -> tuple[str, str]:
         """(kind, queue); ("", "") where the cluster's scheduler alone decides."""
         return parse_queue(self.queue, ADMITTERS)
-
-
-def min_pods(profile: ProfileConfig) -> int:
-    pod = profile.pod
-    return pod.min_pods if pod.min_pods is not None else math.ceil(profile.min_lanes / pod.lanes)
-
-
-def max_pods(profile: ProfileConfig) -> int:
-    """``max_lanes`` is set (``check_pods``)."""
-    if profile.pod.max_pods is not None:
-        return profile.pod.max_pods
-    assert profile.max_lanes is not None
-    return max(math.ceil(profile.max_lanes / profile.pod.lanes), min_pods(profile))
-
-
-def pod_gpus(profile: ProfileConfig) -> int:
-    """Whole GPUs Ray counts in one pod of the profile; a share of a GPU counts as one."""
-    return math.ceil(profile.pod.lanes * profile.gpus - 1e-9)
-
-
-def pod_cpus(profile: ProfileConfig) -> int:
-    """Ray counts whole CPUs; at least one, for Ray itself."""
-    return math.ceil(max(1.0, profile.pod.cpus or profile.pod.lanes * profile.cpus) - 1e-9)
-
-
-def check_pods(pool: PoolConfig) -> None:
-    """What several settings together get wrong. Raises ``ValueError`` with the path of the key."""
-    kubernetes = pool.kubernetes
-    if kubernetes is None:
-        return
-    if kubernetes.admitter[0] == "kueue" and len(pool.profiles) + 1 > KUEUE_GROUPS:
-        raise ValueError(
-            f"kubernetes.queue: Kueue admits at most {KUEUE_GROUPS} groups of pods, one is the "
-            f"controller's: leave at most {KUEUE_GROUPS - 1} profiles"
-        )
-    claims: dict[str, tuple[str, Amount]] = {}
-    for name, profile in pool.profiles.items():
-        try:
-            _check_profile(profile)
-        except ValueError as error:
-            raise ValueError(f"profiles.{name}.{error}") from None
-        shares = profile.pod.shares
-        if shares.kind == "dra":
-            first, gpus = claims.setdefault(shares.value, (name, profile.gpus))
-            if gpus != profile.gpus:
-                raise ValueError(
-                    f"profiles.{name}.gpus: claim {shares.value!r} is shared with {first!r}, which "
-                    f"has {gpus:g} GPUs: give both the same"
-                )
-
-
-def _check_profile(profile: ProfileConfig) -> None:
-    pod, shares = profile.pod, profile.pod.shares
-    if profile.max_lanes is None:
-        raise ValueError("max_lanes: say how many; a worker group on Kubernetes needs a maximum")
-    if profile.max_lanes > max_pods(profile) * pod.lanes:
-        raise ValueError(
-            f"pod.max_pods: {pod.max_pods} pods of {pod.lanes} lanes are fewer than max_lanes "
-            f"{profile.max_lanes}"
-        )
-    if pod.cpus is not None and pod.cpus < pod.lanes * profile.cpus:
-        raise ValueError(f"pod.cpus: {pod.lanes} lanes need {pod.lanes * profile.cpus:g} CPUs")
-    if not profile.gpus:
-        if shares.kind:
-            raise ValueError(f"pod.sharing: {pod.sharing} needs gpus above 0")
-        return
-    gpus = pod.lanes * profile.gpus
-    if shares.is_partial:
-        _check_share(profile, gpus)
-    elif abs(gpus - round(gpus)) > 1e-6:
-        raise ValueError(
-            f"pod.lanes: {pod.lanes} lanes of {profile.gpus:g} GPUs leave a part of a GPU unused: "
-            "choose lanes that fill whole GPUs, or set pod.sharing"
-        )
-    if shares.kind == "dra" and profile.max_lanes != 1:
-        raise ValueError(
-            f"max_lanes: claim {shares.value!r} is one device, so max_lanes is 1: a profile and a "
-            "claim for each device"
-        )
-
-
-def _check_share(profile: ProfileConfig, gpus: float) -> None:
-    pod, shares = profile.pod, profile.pod.shares
-    if gpus > min(1.0, shares.share) + 1e-6:
-        raise ValueError(
-            f"pod.sharing: {pod.lanes} lanes of {profile.gpus:g} GPUs are more than "
-            f"{pod.sharing} gives: {min(1.0, shares.share):.3g} of a GPU"
-        )
-    # Ray counts a share as a whole GPU: its CPUs alone keep further lanes out of the pod.
-    if profile.cpus < 1 or profile.cpus != int(profile.cpus) or pod.cpus is not None:
-        raise ValueError(
-            "cpus: with a part of a GPU per pod, a lane takes whole CPUs and pod.cpus stays unset, "
-            "so that no further lane fits into the pod"
-        )
 
 
 def _is_name(text: str) -> bool:
