@@ -1,0 +1,60 @@
+"""What Kueue, KAI, Volcano and YuniKorn want to see on a RayCluster and its pods.
+
+Pods say it themselves, so that it works whether or not Ray's operator was started with that
+scheduler (its ``--batch-scheduler``); the RayCluster says it too, since the operator copies from
+there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from firepool_ray.config.kubernetes import KubernetesConfig
+
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+KUEUE_ELASTIC = "kueue.x-k8s.io/elastic-job"
+KAI_QUEUE = "kai.scheduler/queue"
+VOLCANO_QUEUE = "volcano.sh/queue-name"
+VOLCANO_POD_QUEUE = "scheduling.volcano.sh/queue-name"
+
+
+@dataclass(frozen=True)
+class Admission:
+    cluster_labels: dict[str, str] = field(default_factory=dict)
+    cluster_annotations: dict[str, str] = field(default_factory=dict)
+    pod_labels: dict[str, str] = field(default_factory=dict)
+    pod_annotations: dict[str, str] = field(default_factory=dict)
+    scheduler: str = ""  #: ``schedulerName`` of the pods; "": the default one
+    suspended: bool = False  #: created suspended, and set free by the queue
+
+
+def admission_of(settings: KubernetesConfig) -> Admission:
+    kind, queue = settings.admitter
+    match kind:
+        case "kueue":
+            # Elastic: each pod that the autoscaler adds is admitted by itself. Else Kueue would
+            # admit all of maxReplicas at once, or nothing.
+            return Admission(
+                cluster_labels={KUEUE_QUEUE: queue},
+                cluster_annotations={KUEUE_ELASTIC: "true"},
+                suspended=True,
+            )
+        case "kai":
+            labels = {KAI_QUEUE: queue}
+            return Admission(labels, pod_labels=labels, scheduler="kai-scheduler")
+        case "volcano":
+            labels = {VOLCANO_QUEUE: queue}
+            return Admission(
+                labels,
+                pod_labels=labels,
+                pod_annotations={VOLCANO_POD_QUEUE: queue},
+                scheduler="volcano",
+            )
+        case "yunikorn":
+            labels = {
+                "yunikorn.apache.org/app-id": settings.name,
+                "yunikorn.apache.org/queue": queue,
+            }
+            legacy = {"applicationId": settings.name, "queue": queue}
+            return Admission(labels, pod_labels={**labels, **legacy}, scheduler="yunikorn")
+    return Admission()

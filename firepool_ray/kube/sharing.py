@@ -1,0 +1,100 @@
+"""How the pods of a profile get their GPUs: whole ones, or shared in one of five ways.
+
+Each way changes a pod template in its own place, and tells Ray how many GPUs to count, since Ray
+cannot see a share: a pod with a part of a GPU counts one, and the pool does the accounting.
+
+* ``dra:CLAIM``: pods of different images refer to one ResourceClaim, which is one device
+* ``kai-fraction:F``, ``kai-memory:MIB``: annotations that KAI's scheduler packs by
+* ``time-slicing:N``: one of the N replicas under which NVIDIA's device plugin offers a GPU
+* ``mig:PROFILE``: slices that are devices of their own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from firepool_ray.config import PoolConfig, ProfileConfig
+from firepool_ray.config.pods import pod_gpus
+from firepool_ray.kube.api import RESOURCE_CLAIM, Object
+
+#: What a container calls the claim it uses.
+CLAIM_ALIAS = "gpu"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one pod asks for, and what Ray is told about it."""
+
+    ray_gpus: int = 0
+    limits: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    claim: str = ""  #: as the pool file names it
+
+
+def share_of(profile: ProfileConfig) -> Share:
+    """Of one pod of the profile. The pool file was checked, so shares fit."""
+    gpus, pod, shares = pod_gpus(profile), profile.pod, profile.pod.shares
+    if not gpus:
+        return Share()
+    match shares.kind:
+        case "dra":
+            return Share(gpus, claim=shares.value)
+        case "kai-fraction":
+            return Share(gpus, annotations={"gpu-fraction": shares.value})
+        case "kai-memory":
+            return Share(gpus, annotations={"gpu-memory": shares.value})
+        case "time-slicing":  # several replicas would not be a larger share
+            return Share(gpus, limits={pod.gpu_resource: "1"})
+        case "mig":
+            return Share(gpus, limits={f"nvidia.com/mig-{shares.value}": str(gpus)})
+    return Share(gpus, limits={pod.gpu_resource: str(gpus)})
+
+
+def gpu_resources(pool: PoolConfig) -> list[str]:
+    """The resources that nodes must offer for this pool's pods."""
+    return sorted({name for p in pool.profiles.values() for name in share_of(p).limits})
+
+
+def claim_object_name(pool_name: str, claim: str) -> str:
+    return f"{pool_name}-{claim}"
+
+
+def add_claim(spec: Object, container: Object, pool_name: str, claim: str) -> None:
+    """Let the pod hold the claim, and its container use it."""
+    spec["resourceClaims"] = [
+        {"name": CLAIM_ALIAS, "resourceClaimName": claim_object_name(pool_name, claim)}
+    ]
+    container["resources"]["claims"] = [{"name": CLAIM_ALIAS}]
+
+
+def claims_of(pool: PoolConfig) -> Iterable[Object]:
+    """One standalone claim for each name: one made from a template would end with its pod.
+
+    ``pool.kubernetes`` is set.
+    """
+    assert pool.kubernetes is not None
+    counts: dict[str, int] = {}
+    for profile in pool.profiles.values():
+        if claim := share_of(profile).claim:
+            counts.setdefault(claim, pod_gpus(profile))
+    for claim, count in counts.items():
+        yield {
+            "apiVersion": RESOURCE_CLAIM.api_version,
+            "kind": RESOURCE_CLAIM.kind,
+            "metadata": {"name": claim_object_name(pool.kubernetes.name, claim)},
+            "spec": {
+                "devices": {
+                    "requests": [
+                        {
+                            "name": CLAIM_ALIAS,
+                            "exactly": {
+                                "deviceClassName": pool.kubernetes.device_class,
+                                "allocationMode": "ExactCount",
+                                "count": count,
+                            },
+                        }
+                    ]
+                }
+            },
+        }
