@@ -8,16 +8,22 @@ TEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-kube check format bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: $(INSTALLED) ## the main job: learn CartPole through the pool
 	$(BIN)/python examples/rl_rollouts/train.py
 
 test: $(INSTALLED) ## all tests (TEST_ARGS="-k name" for some)
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# The build takes 8 minutes on two cores, once.
+test-kube: $(INSTALLED) ## tests on a Kubernetes cluster of this machine (needs root and Go)
+	@$(BIN)/python -m tests.kube.bed build $(BED_ARGS)
+	@$(BIN)/python -m tests.kube.bed enter -- \
+		$(BIN)/python -m pytest $(or $(TEST_KUBE),tests/kube/cluster) $(TEST_ARGS)
 
 check: $(INSTALLED) ## ruff, formatting, types, layers
 	$(BIN)/ruff check .
