@@ -15,6 +15,7 @@ import click
 
 from firepool_ray import config
 from firepool_ray.cli import render
+from firepool_ray.cli.kube import kube_command
 from firepool_ray.cli.simulate import simulate_command
 from firepool_ray.errors import ConfigError, FirepoolError, PoolUnavailable, UsageError
 
@@ -220,3 +221,4 @@ def _bench_loops(as_json: bool) -> None:
 
 
 main.add_command(simulate_command)
+main.add_command(kube_command)

@@ -53,6 +53,11 @@ def account_name(pool: PoolConfig) -> str:
     return pool.kubernetes.service_account or f"{pool.kubernetes.name}-controller"
 
 
+def wide_name(pool: PoolConfig, namespace: str) -> str:
+    """Of what has no namespace, where pools of one name in two namespaces must not meet."""
+    return f"{namespace}-{account_name(pool)}"
+
+
 def access(pool: PoolConfig, namespace: str) -> Iterable[tuple[str, Object]]:
     """(purpose, manifest), in order of application."""
     assert pool.kubernetes is not None
@@ -73,13 +78,12 @@ def access(pool: PoolConfig, namespace: str) -> Iterable[tuple[str, Object]]:
     queues = [parse_queue(queue.cluster_queue) for queue in pool.queues.values()]
     wide = sorted({row for kind, _ in queues for row in QUEUES.get(kind, ())})
     if wide:
-        # Cluster-scoped, so two pools of one name in two namespaces must not meet.
-        both = f"{namespace}-{name}"
+        both = wide_name(pool, namespace)
         yield "The queues it follows, which have no namespace.", _role(CLUSTER_ROLE, both, "", wide)
         binding = _binding(CLUSTER_ROLE_BINDING, CLUSTER_ROLE, both, "", subject)
         yield "Gives that to the controller.", binding
     for place in sorted({queue.partition("/")[0] for kind, queue in queues if kind == "quota"}):
-        both = f"{namespace}-{name}-quota"
+        both = f"{wide_name(pool, namespace)}-quota"
         role = _role(ROLE, both, place, (("", "resourcequotas"), ("", "pods")))
         yield f"The ResourceQuota it follows in {place}, and the pods that use it.", role
         binding = _binding(ROLE_BINDING, ROLE, both, place, subject)

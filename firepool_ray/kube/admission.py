@@ -10,6 +10,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from firepool_ray.config.kubernetes import KubernetesConfig
+from firepool_ray.kube.api import RESOURCE_QUOTA, Kind
+
+#: Newest first: a Kueue serves one or both.
+KUEUE_WORKLOADS = tuple(
+    Kind(f"kueue.x-k8s.io/{version}", "Workload", "workloads") for version in ("v1beta2", "v1beta1")
+)
+_QUOTA = (RESOURCE_QUOTA,)
+_KAI = (Kind("scheduling.run.ai/v2", "Queue", "queues", namespaced=False),)
+_VOLCANO = (Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues", namespaced=False),)
+_LOCAL_QUEUES = tuple(
+    Kind(f"kueue.x-k8s.io/{version}", "LocalQueue", "localqueues")
+    for version in ("v1beta2", "v1beta1")
+)
+_CLUSTER_QUEUES = tuple(
+    Kind(f"kueue.x-k8s.io/{version}", "ClusterQueue", "clusterqueues", namespaced=False)
+    for version in ("v1beta2", "v1beta1")
+)
+#: (kind of queue, what it does for the pool) -> what must be there. YuniKorn's queues are none of
+#: Kubernetes' objects.
+QUEUE_KINDS: dict[tuple[str, str], tuple[Kind, ...]] = {
+    ("kueue", "admits"): _LOCAL_QUEUES,
+    ("kueue", "signals"): _CLUSTER_QUEUES,
+    ("kai", "admits"): _KAI,
+    ("kai", "signals"): _KAI,
+    ("volcano", "admits"): _VOLCANO,
+    ("volcano", "signals"): _VOLCANO,
+    ("quota", "signals"): _QUOTA,
+}
 
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_ELASTIC = "kueue.x-k8s.io/elastic-job"

@@ -63,6 +63,7 @@ CLUSTER_ROLE_BINDING = Kind(
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 RESOURCE_CLAIM = Kind("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
+DEVICE_CLASS = Kind("resource.k8s.io/v1", "DeviceClass", "deviceclasses", namespaced=False)
 RAY_CLUSTER = Kind("ray.io/v1", "RayCluster", "rayclusters")
 RAY_JOB = Kind("ray.io/v1", "RayJob", "rayjobs")
 POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
@@ -178,7 +179,10 @@ class Kube:
     # ------------------------------------------------------------ writing (with the user's rights)
 
     def apply(self, manifest: Object, *, dry_run: bool = False, force: bool = True) -> Object:
-        """Server-side apply: create it, or change the fields that it states."""
+        """Server-side apply: create it, or change the fields that it states.
+
+        A field that the server does not know is an error, not dropped.
+        """
         kind = kind_of(manifest)
         metadata = manifest["metadata"]
         path = self._path(kind, metadata["name"], metadata.get("namespace", ""))
@@ -186,6 +190,7 @@ class Kube:
             fieldManager=FIELD_MANAGER,
             force="true" if force else "",
             dryRun="All" if dry_run else "",
+            fieldValidation="Strict",
         )
         return self._json("PATCH", path + query, manifest, "application/apply-patch+yaml")
 
