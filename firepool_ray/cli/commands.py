@@ -123,6 +123,21 @@ def _ready_lanes(described: dict[str, Any]) -> int:
 
 
 @main.command()
+@click.option(
+    "-f", "--file", required=True, type=click.Path(dir_okay=False), help="Pool file (YAML)."
+)
+@_address
+def keep(file: str, address: str | None) -> None:
+    """Keep a pool running: start it, and start it again whenever it is gone.
+
+    For the system pod of a pool on Kubernetes. Never returns; waits for Ray where it is not up yet.
+    """
+    from firepool_ray.runtime.keep import supervise
+
+    supervise(file, address)
+
+
+@main.command()
 @_address
 def down(address: str | None) -> None:
     """End the pool, its jobs and all it holds."""

@@ -23,6 +23,7 @@ def status(described: Mapping[str, Any]) -> str:
         _titled("Starts", _starts(described)),
         _titled("Waiting", _waiting(described["waiting"])),
         _titled("Let go (newest last)", _let_go(described.get("let_go", ())[-SHOWN_LET_GO:])),
+        _titled("Kubernetes", _kubernetes(described.get("kubernetes"))),
         _titled("Trouble", _trouble(described)),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -119,7 +120,7 @@ def _lanes(lanes: Sequence[Mapping[str, Any]]) -> str:
         place: Row = (
             lane["lane"],
             lane["profile"],
-            str(lane["node"])[:8] or "-",
+            lane.get("pod") or str(lane["node"])[:8] or "-",
             ",".join(lane["gpu_ids"]) or amount(lane["gpus"]),
             lane["state"],
         )
@@ -137,6 +138,27 @@ def _lanes(lanes: Sequence[Mapping[str, Any]]) -> str:
             )
             place = [""] * len(place)
     return table(header, rows)
+
+
+def _kubernetes(said: Mapping[str, Any] | None) -> str:
+    """Pods of the RayCluster, and what is wrong; "" for a pool without."""
+    if said is None:
+        return ""
+    pods = table(
+        ("pod", "group", "host", "gpus", "phase", "state"),
+        (
+            (p["name"], p["group"], p["host"], p["gpus"] or "-", p["phase"], _pod_state(p))
+            for p in said["pods"]
+        ),
+    )
+    wrong = [f"cannot be read: {said['problem']}"] if said["problem"] else []
+    return "\n".join(part for part in (pods, *wrong, *said["shortages"]) if part)
+
+
+def _pod_state(pod: Mapping[str, Any]) -> str:
+    if pod["leaving"]:
+        return "leaving"
+    return pod["trouble"] or ("ready" if pod["ready"] else "coming")
 
 
 def _workers(workers: Mapping[str, Mapping[str, int]]) -> str:
@@ -223,7 +245,7 @@ def _leases(leases: Sequence[Mapping[str, Any]]) -> str:
             (
                 w["worker"],
                 w["lane"],
-                str(w["node"])[:8],
+                w.get("pod") or str(w["node"])[:8],
                 w["state"],
                 duration(w["age_s"]),
                 duration(w.get("held_for_s")),

@@ -26,6 +26,7 @@ from firepool_ray.observe.served import Served
 from firepool_ray.runtime import adoption, inspection, kv
 from firepool_ray.runtime.effects import Effects
 from firepool_ray.runtime.mailbox import Mailbox
+from firepool_ray.runtime.pods import Pods
 from firepool_ray.runtime.protocol import SyncReply, SyncRequest
 from firepool_ray.runtime.wardens import Wardens
 
@@ -57,8 +58,15 @@ class Controller:
         self._boxes: dict[str, Mailbox] = {}
         self._served = Served()
         self._wardens = Wardens(self._epoch, self._feed, self._superseded, self._workers_on)
+        self._pods = Pods(self._config, self._epoch, self._feed, self._wardens)
         self._effects = Effects(
-            self._config, self._epoch, self._feed, self._wardens, self._boxes, self._superseded
+            self._config,
+            self._epoch,
+            self._feed,
+            self._wardens,
+            self._boxes,
+            self._superseded,
+            self._pods.trouble,
         )
         self._wake: asyncio.TimerHandle | None = None
         self._booted = asyncio.Event()
@@ -113,6 +121,7 @@ class Controller:
     # ------------------------------------------------------------ its own life
 
     async def _boot(self) -> None:
+        await self._pods.start()
         try:
             for event in await adoption.adopt(
                 self._config, self._epoch, self._effects, self._wardens
@@ -187,6 +196,7 @@ class Controller:
     async def end(self) -> None:
         """Remove every worker, lane and warden. The caller then kills this actor."""
         self._ending = True
+        self._pods.stop()
         for box in self._boxes.values():
             box.close()
         await inspection.remove_everything(self._effects, self._wardens)
@@ -306,6 +316,7 @@ class Controller:
             self._config,
             self._effects,
             self._wardens,
+            self._pods,
             self._boxes,
             self._served,
             self._started,
@@ -314,5 +325,5 @@ class Controller:
     async def explain(self, what: str) -> dict[str, Any]:
         await self._booted.wait()
         return await inspection.explain(
-            what, self._machine.pool, self._effects, self._wardens, self._boxes
+            what, self._machine.pool, self._effects, self._wardens, self._pods
         )

@@ -69,13 +69,16 @@ class Effects:
         wardens: Wardens,
         boxes: dict[str, Mailbox],
         on_stale: Callable[[str], None],
+        trouble: Callable[[str], str] = lambda profile: "",
     ) -> None:
+        """``trouble`` says of a profile why no pods come for its lanes; "" for nothing known."""
         self._config = config
         self._epoch = epoch
         self._feed = feed
         self._wardens = wardens
         self._boxes = boxes
         self._on_stale = on_stale
+        self._trouble = trouble
         self._tasks: set[asyncio.Task[None]] = set()
         self._creating: dict[str, asyncio.Future[Any]] = {}  #: workers Ray is registering
         self.lanes: dict[str, LaneHandle] = {}
@@ -140,9 +143,11 @@ class Effects:
     async def _grow_lane(self, action: do.GrowLane) -> None:
         profile = self._config.profiles[action.profile]
         try:
-            group, node = await lanes.create(action.profile, profile, action.lane)
+            group, node = await lanes.create(self._config, action.profile, action.lane)
         except (lanes.LaneLost, RayError) as error:
-            self._feed(ev.LaneFailed(time.monotonic(), action.lane, str(error)))
+            said = self._trouble(action.profile)
+            reason = f"{error}; Kubernetes: {said}" if said else str(error)
+            self._feed(ev.LaneFailed(time.monotonic(), action.lane, reason))
             return
         try:
             gpu_ids: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from firepool_ray.observe.served import Served
 from firepool_ray.runtime import lanes as ray_lanes
 from firepool_ray.runtime.effects import Effects
 from firepool_ray.runtime.mailbox import Mailbox
+from firepool_ray.runtime.pods import Pods
 from firepool_ray.runtime.protocol import JobRecord
 from firepool_ray.runtime.wardens import Wardens
 
@@ -46,6 +47,7 @@ def describe(
     config: PoolConfig,
     effects: Effects,
     wardens: Wardens,
+    pods: Pods,
     boxes: dict[str, Mailbox],
     served: Served,
     started: float,
@@ -69,7 +71,7 @@ def describe(
             "idle_cap": situation.finite(pool.idle_cap),
         },
         "lanes": [
-            _with_runtime(situation.describe_lane(pool, lane, at), effects, wardens)
+            _with_runtime(situation.describe_lane(pool, lane, at), effects, wardens, pods)
             for lane in pool.lanes.values()
         ],
         "workers": situation.describe_workers(pool),
@@ -80,20 +82,42 @@ def describe(
         "sources": served.sources(),
         "latency_s": served.latencies(),
         "clients": [_client(pool, box, at) for box in boxes.values()],
-        "waiting": situation.describe_waiting(pool, at),
+        "waiting": _waiting(pool, pods, at),
+        "kubernetes": pods.describe(),
         "let_go": warmth.describe_let_go(pool, at),
     }
 
 
-def _with_runtime(row: dict[str, Any], effects: Effects, wardens: Wardens) -> dict[str, Any]:
+def _waiting(
+    pool: Pool, pods: Pods, at: float, caller: Caller | None = None
+) -> list[dict[str, Any]]:
+    """Who waits and why; for lanes that grow with Kubernetes' reason, where it gives one."""
+    rows = situation.describe_waiting(pool, at, caller)
+    for row in rows:
+        if pool.profiles[row["profile"]].growing and (trouble := pods.trouble(row["profile"])):
+            row["reason"] += f": {trouble}"
+    return rows
+
+
+def _with_runtime(
+    row: dict[str, Any], effects: Effects, wardens: Wardens, pods: Pods
+) -> dict[str, Any]:
     lane = effects.lanes.get(row["lane"])
     link = wardens.links.get(row["node"])
     row["gpu_ids"] = list(lane.gpu_ids) if lane is not None else []
     row["node_ip"] = link.state.node_ip if link is not None and link.state is not None else ""
+    row["pod"] = _pod_of(row["node"], wardens, pods)
+    if row["state"] == "growing":
+        row["detail"] = pods.trouble(row["profile"])
     for worker in row["workers"]:
         handle = effects.workers.get(worker["worker"])
         worker["pid"] = handle.pid if handle is not None else 0
     return row
+
+
+def _pod_of(node: str, wardens: Wardens, pods: Pods) -> str:
+    link = wardens.links.get(node)
+    return pods.name_at(link.state.node_ip) if link is not None and link.state is not None else ""
 
 
 def _client(pool: Pool, box: Mailbox, at: float) -> dict[str, Any]:
@@ -116,7 +140,7 @@ def _client(pool: Pool, box: Mailbox, at: float) -> dict[str, Any]:
 
 
 async def explain(
-    what: str, pool: Pool, effects: Effects, wardens: Wardens, boxes: dict[str, Mailbox]
+    what: str, pool: Pool, effects: Effects, wardens: Wardens, pods: Pods
 ) -> dict[str, Any]:
     """Why a caller waits, or where a job's time went."""
     at = time.monotonic()
@@ -144,12 +168,13 @@ async def explain(
         records = await _records(wardens, caller=caller)
         message = ""
     queue, _, name = caller.partition("/")
-    waiting = situation.describe_waiting(pool, at, Caller(queue, name))
+    waiting = _waiting(pool, pods, at, Caller(queue, name))
     leases = [
         {
             "worker": worker.id,
             "lane": worker.lane.id,
             "node": worker.lane.node,
+            "pod": _pod_of(worker.lane.node, wardens, pods),
             "state": situation.worker_state(worker),
             "age_s": round(at - worker.since, 3),
             **warmth.describe_warmth(pool, worker, at),

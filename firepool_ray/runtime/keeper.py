@@ -301,6 +301,29 @@ class Keeper:
         if left:
             _log.error("worker %s: processes %s do not end", ward.worker, [p.pid for p in left])
 
+    async def interrupt(self, ward: Ward, why: str) -> None:
+        """End the process if a job runs in it. One that holds its word's lock ends all the same:
+        its node goes in a moment.
+        """
+
+        def decide(word: Word) -> Word | None:
+            runs = word.state in leasing.RUNNING
+            return leasing.revoked(word, time.monotonic()) if runs else None
+
+        with contextlib.suppress(WordStuck):
+            if ward.exited or await ward.change(decide, 1.0) is None:
+                return
+        await self.kill(ward, why)
+
+    async def revoke_standby(self, ward: Ward) -> None:
+        with contextlib.suppress(WordStuck):
+            await ward.change(
+                lambda word: (
+                    leasing.revoked(word, time.monotonic()) if word.state == "standby" else None
+                ),
+                1.0,
+            )
+
     async def _ask_ray(self, ward: Ward) -> None:
         """Let Ray end the process first, so that it counts as intended and nobody is alarmed.
 

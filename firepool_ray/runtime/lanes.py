@@ -18,7 +18,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from firepool_ray.config import ProfileConfig
+from firepool_ray.config import PoolConfig, ProfileConfig
 from firepool_ray.runtime.protocol import lane_group_name
 
 PROFILE_LABEL = "firepool/profile"
@@ -41,8 +41,18 @@ def bundle_of(profile: ProfileConfig) -> dict[str, float]:
     return bundle
 
 
-def _create(profile_name: str, profile: ProfileConfig, lane: str) -> PlacementGroup:
-    selector = [dict(profile.labels)] if profile.labels else None
+def labels_of(config: PoolConfig, profile_name: str) -> dict[str, str]:
+    """Labels of the nodes that may carry the profile's lanes; on Kubernetes those of its group."""
+    labels = dict(config.profiles[profile_name].labels)
+    if config.kubernetes is not None:
+        labels.setdefault(PROFILE_LABEL, profile_name)
+    return labels
+
+
+def _create(
+    profile_name: str, profile: ProfileConfig, lane: str, labels: dict[str, str]
+) -> PlacementGroup:
+    selector = [labels] if labels else None
     group: PlacementGroup = placement_group(
         [bundle_of(profile)],
         strategy="PACK",
@@ -53,15 +63,14 @@ def _create(profile_name: str, profile: ProfileConfig, lane: str) -> PlacementGr
     return group
 
 
-async def create(
-    profile_name: str, profile: ProfileConfig, lane: str
-) -> tuple[PlacementGroup, str]:
+async def create(config: PoolConfig, profile_name: str, lane: str) -> tuple[PlacementGroup, str]:
     """Reserve the lane's bundle and wait for its node.
 
     Returns the group and the node id. Raises ``LaneLost`` after ``grow_deadline_s``, with Ray's
     last word on why; the group is then removed.
     """
-    group = await asyncio.to_thread(_create, profile_name, profile, lane)
+    profile, labels = config.profiles[profile_name], labels_of(config, profile_name)
+    group = await asyncio.to_thread(_create, profile_name, profile, lane, labels)
     deadline = time.monotonic() + profile.grow_deadline_s
     pause = _POLL_S
     try:
@@ -74,7 +83,7 @@ async def create(
             if time.monotonic() >= deadline:
                 state = row.get("stats", {}).get("scheduling_state", row.get("state"))
                 raise LaneLost(
-                    f"no node offered {bundle_of(profile)} with labels {profile.labels} within "
+                    f"no node offered {bundle_of(profile)} with labels {labels} within "
                     f"{profile.grow_deadline_s:g} s (Ray says {state})"
                 )
             await asyncio.sleep(pause)

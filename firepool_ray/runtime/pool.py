@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: A controller that has not taken over by then is stuck.
 START_S = 60.0
+#: Ray nodes that hold the controller of a pool on Kubernetes, and no lanes.
+SYSTEM_LABELS = {"firepool/role": "system"}
 STOP_S = 30.0
 
 FirepoolController: Any = ray.remote(
@@ -48,7 +50,10 @@ def start_pool(config: PoolConfig, *, embedded: bool = False, name: str = CONTRO
     if running is None:
         sized = config.with_capacity(capacity(config))
         kv.put_config(sized.model_copy(update={"embedded": embedded}))
+        # Any system pod will do: bound to one node, it would be gone for good with that.
+        place = {"label_selector": SYSTEM_LABELS} if config.kubernetes is not None else {}
         running = FirepoolController.options(
+            **place,
             name=name,
             namespace=NAMESPACE,
             lifetime="detached",

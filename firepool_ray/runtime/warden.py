@@ -224,26 +224,23 @@ class Warden:
             if ward is None:
                 return ""
         if not ward.exited:
-            await self._revoke_standby(ward)
+            await self._keeper.revoke_standby(ward)
             state = ward.word().state
             if state != "revoked" and not ward.exited:
                 raise ValueError(f"worker {worker} is {state}: revoke its lease before")
         return await self._retire(ward, deadline_s)
-
-    async def _revoke_standby(self, ward: Ward) -> None:
-        with contextlib.suppress(WordStuck):
-            await ward.change(
-                lambda word: (
-                    leasing.revoked(word, time.monotonic()) if word.state == "standby" else None
-                ),
-                1.0,
-            )
 
     async def _retire(self, ward: Ward, deadline_s: float) -> str:
         """At most one sweep of a worker at a time; whoever asks again waits for the same."""
         if ward.retiring is None or ward.retiring.done():
             ward.retiring = self._keeper.spawn(self._keeper.retire(ward, deadline_s))
         return await asyncio.shield(ward.retiring)
+
+    async def interrupt(self, epoch: int, why: str) -> None:
+        """The node goes in a moment: end the jobs that still run, while their end can be told."""
+        self._check(epoch)
+        keeper = self._keeper
+        await asyncio.gather(*(keeper.interrupt(ward, why) for ward in list(keeper.wards.values())))
 
     async def end_worker(self, worker: str, fence: Fence | None, epoch: int = 0) -> str:
         """End of the pool: revoke whatever holds, kill and sweep. Answers as ``retire``."""

@@ -127,17 +127,20 @@ class Wardens:
                     return
                 log.warning("warden of node %s does not answer: %s", link.node[:12], error)
                 if not await self._revive(link):
-                    self._lose(link, f"node {link.node[:12]} is lost")
+                    self.lose(link, f"node {link.node[:12]} is lost")
                     return
                 cursor = link.state.cursor if link.state is not None else 0
                 continue
             for item in news:
                 if item.kind == "orphaned":
-                    self._lose(link, f"the raylet of node {link.node[:12]} has ended")
+                    self.lose(link, f"the raylet of node {link.node[:12]} has ended")
                     return
                 self._feed(to_event(item))
 
-    def _lose(self, link: Link, reason: str) -> None:
+    def lose(self, link: Link, reason: str) -> None:
+        """Everything on its node is gone."""
+        if link.gone:
+            return
         link.gone = True
         self._feed(ev.NodeLost(time.monotonic(), link.node, reason))
 

@@ -166,6 +166,21 @@ def test_a_job_that_does_not_stop_takes_its_worker_along(node: Any, victim: Any)
     assert node.ask("retire", node.epoch, victim.name) == ""
 
 
+def test_an_interrupt_ends_what_runs_and_says_why(node: Any, victim: Any) -> None:
+    done = victim.submit(sleep, 1000)
+    wait_until_running(node, victim, done.job)
+    node.ask("interrupt", node.epoch, "its pod goes")
+    with pytest.raises(RayActorError):
+        done.header()
+    settled = node.ask("settle", victim.name, victim.fence, done.job)
+    assert settled == (True, False, False, "", "its pod goes")
+
+
+def test_an_interrupt_leaves_idle_workers_alone(node: Any, victim: Any) -> None:
+    node.ask("interrupt", node.epoch, "its pod goes")
+    assert victim.is_alive()
+
+
 def test_a_job_that_holds_the_gil_is_watched_and_ended_all_the_same(node: Any, victim: Any) -> None:
     done = victim.submit(hold_the_gil, 1000)
     wait_until_running(node, victim, done.job)
