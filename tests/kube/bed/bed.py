@@ -256,5 +256,6 @@ def _line_of(pod: client.V1Pod) -> str:
         states.append(f"{status.name} {told}".strip())
     conditions = [c.message for c in pod.status.conditions or () if c.message]
     going = ", deleted" if pod.metadata.deletion_timestamp else ""
+    why = f" {pod.status.reason}" if pod.status.reason else ""
     where = f"{pod.metadata.namespace}/{pod.metadata.name} on {pod.spec.node_name}"
-    return f"{where}: {pod.status.phase}{going} ({'; '.join([*states, *conditions])})"
+    return f"{where}: {pod.status.phase}{why}{going} ({'; '.join([*states, *conditions])})"

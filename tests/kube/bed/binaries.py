@@ -69,7 +69,7 @@ def missing_tool() -> str | None:
 def require(*programs: str) -> None:
     """Raises ``BedError`` in one line unless this machine and the cache are ready."""
     problem = missing_tool()
-    absent = [program for program in programs if not _is_built(program)]
+    absent = [program for program in programs if not is_built(program)]
     if problem is None and absent:
         flag = " --kueue" if "kueue" in absent else ""
         problem = f"{', '.join(absent)} not built: run python -m tests.kube.bed build{flag}"
@@ -83,7 +83,7 @@ def build(*, kueue: bool) -> None:
     if problem is not None:
         raise BedError(problem)
     programs = ["etcd", "controlplane", "kuberay", *(["kueue"] if kueue else [])]
-    wanted = [program for program in programs if not _is_built(program)]
+    wanted = [program for program in programs if not is_built(program)]
     if wanted:
         _require_go()
         cache_folder().mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def build(*, kueue: bool) -> None:
             _compile(program)
 
 
-def _is_built(program: str) -> bool:
+def is_built(program: str) -> bool:
     files = [path_of(program)]
     if program in _DEFINITIONS:
         files.append(_definitions_path(program))

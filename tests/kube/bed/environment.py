@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -133,7 +134,8 @@ def _value_from(
     if ref := source.get("resourceFieldRef"):
         side, _, name = ref["resource"].partition(".")
         amount = quantity(container.get("resources", {}).get(side, {}).get(name, "0"))
-        return str(-int(-amount // quantity(ref.get("divisor", "1"))))  # rounded up
+        unit = quantity(ref.get("divisor", "1")) or 1  # an absent one comes as 0
+        return str(math.ceil(amount / unit))
     for key, kind in (("configMapKeyRef", "configmaps"), ("secretKeyRef", "secrets")):
         if ref := source.get(key):
             found = read_map(rest, pod["metadata"]["namespace"], kind, ref)

@@ -112,6 +112,9 @@ class Pod:
         """Begins the end, or shortens the grace of one that has begun."""
         with self._lock:
             deadline = time.monotonic() + grace_s
+            if grace_s <= 0:
+                self.stopping.set()
+                self._kill_all()
             if self._deadline is not None:
                 self._deadline = min(self._deadline, deadline)
                 return
@@ -298,22 +301,16 @@ class Pod:
             self._host.rest.delete(path, body)
 
     def _stop(self, container: Container) -> None:
-        asked_at = time.monotonic()
-        deadline = self._deadline or asked_at
-        if deadline > asked_at:
-            self._pre_stop(container, deadline - asked_at)
-            container.terminate()
-            least = time.monotonic() + _LEAST_GRACE_S
-            while not container.poll() and time.monotonic() < self._until(least):
-                time.sleep(_TICK_S / 2)
+        assert self._deadline is not None
+        self._pre_stop(container, self._deadline - time.monotonic())
+        with self._lock:
+            self._deadline = max(self._deadline, time.monotonic() + _LEAST_GRACE_S)
+        container.terminate()
+        while not container.poll() and container.running and time.monotonic() < self._deadline:
+            time.sleep(_TICK_S / 2)
         container.kill()
         container.poll()
         self.report()
-
-    def _until(self, least: float) -> float:
-        """When SIGKILL is due; a later deletion without grace makes that now."""
-        deadline = self._deadline or 0.0
-        return deadline if deadline <= time.monotonic() - _LEAST_GRACE_S else max(deadline, least)
 
     def _pre_stop(self, container: Container, grace_s: float) -> None:
         hook = container.spec.get("lifecycle", {}).get("preStop", {})

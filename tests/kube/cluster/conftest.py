@@ -1,6 +1,6 @@
 """Tests that need a Kubernetes cluster: one cluster per module, by ``make test-kube``.
 
-A module says what it needs by ``NODES = "..."`` and ``KUEUE = True``.
+A module says what it needs by ``NODES = "..."``, ``KUEUE = True`` and ``OPERATOR = False``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kube.bed import Bed
+from tests.kube.bed import Bed, binaries
 from tests.kube.bed.nodes import DEFAULT_NODES
 
 
@@ -17,5 +17,8 @@ from tests.kube.bed.nodes import DEFAULT_NODES
 def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
     nodes = getattr(request.module, "NODES", DEFAULT_NODES)
     kueue = getattr(request.module, "KUEUE", False)
-    with Bed(nodes, kueue=kueue) as bed:
+    operator = getattr(request.module, "OPERATOR", True)
+    if kueue and not binaries.is_built("kueue"):
+        pytest.skip("Kueue is not built: make test-kube BED_ARGS=--kueue")
+    with Bed(nodes, kueue=kueue, operator=operator) as bed:
         yield bed
