@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -42,7 +43,7 @@ def parse_nodes(text: str) -> dict[str, NodeSpec]:
             raise ValueError(f"node {part!r}: the name is missing or taken")
         nodes[name] = _parse_node(name, items)
     if not nodes:
-        raise ValueError("no nodes")
+        raise ValueError("no node")
     return nodes
 
 
@@ -66,11 +67,10 @@ def _parse_node(name: str, items: str) -> NodeSpec:
 
 def quantity(text: str | int | float) -> Decimal:
     """The number that a Kubernetes quantity stands for: ``500m`` is 0.5, ``1Ki`` is 1024."""
-    text = str(text)
-    digits = text.rstrip("numkKMGTPEi")
-    if not digits or text[len(digits) :] not in _SUFFIXES:
+    match = re.fullmatch(r"([+-]?\d+\.?\d*|\.\d+)([A-Za-z]*)", str(text))
+    if match is None or match[2] not in _SUFFIXES:
         raise ValueError(f"{text!r} is no quantity")
-    return Decimal(digits) * _SUFFIXES[text[len(digits) :]]
+    return Decimal(match[1]) * _SUFFIXES[match[2]]
 
 
 def node_object(spec: NodeSpec) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class Process:
         """The end of its log."""
         return self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
 
+    def wait(self, timeout_s: float) -> None:
+        """Until it ends by itself."""
+        self._popen.wait(timeout_s)
+
     def kill(self) -> None:
         """Ends it at once; nothing in a bed is worth an orderly end."""
         self._popen.kill()

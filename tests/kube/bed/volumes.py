@@ -21,13 +21,14 @@ _TOKEN_S = 7200
 class MountPoints:
     """Folders made on this machine because pods mount something there; removed at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Iterable[str] = (*OWN, "/var/run")) -> None:
+        self._own = tuple(own)  #: pods have these to themselves and make what is below
         self._made: list[Path] = []
         self._lock = threading.Lock()
 
     def make(self, path: Path, *, is_file: bool) -> None:
-        if any(path.is_relative_to(own) for own in OWN) or path.is_relative_to("/var/run"):
-            return  # below a pod's own mounts: made by the pod
+        if any(path.is_relative_to(own) for own in self._own):
+            return
         with self._lock:
             missing = [p for p in (path, *path.parents) if not p.exists()]
             for folder in reversed(missing):
