@@ -51,11 +51,6 @@ def share_of(profile: ProfileConfig) -> Share:
     return Share(gpus, limits={pod.gpu_resource: str(gpus)})
 
 
-def gpu_resources(pool: PoolConfig) -> list[str]:
-    """The resources that nodes must offer for this pool's pods."""
-    return sorted({name for p in pool.profiles.values() for name in share_of(p).limits})
-
-
 def claim_object_name(pool_name: str, claim: str) -> str:
     return f"{pool_name}-{claim}"
 

@@ -1,0 +1,216 @@
+"""Applying a pool, waiting for it, telling why it does not come, and taking it away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from firepool_ray.config import PoolConfig
+from firepool_ray.errors import KubeError, PoolUnavailable
+from firepool_ray.kube import deploy, manifests, standing
+from firepool_ray.kube.api import Object
+from tests.kube.server import FakeServer, pod
+
+
+def pool_of(**kubernetes: Any) -> PoolConfig:
+    profile = {"gpus": 1, "max_lanes": 4}
+    return PoolConfig.from_dict({"profiles": {"gpu": profile}, "kubernetes": kubernetes})
+
+
+class Operated(FakeServer):
+    """A server whose operator makes the head and system pods of an applied RayCluster."""
+
+    def __init__(self, **pods: Any) -> None:
+        super().__init__()
+        self.reason = pods.pop("reason", "")
+
+    def apply(self, manifest: Object, *, dry_run: bool = False, force: bool = True) -> Object:
+        answer = super().apply(manifest, dry_run=dry_run, force=force)
+        if manifest["kind"] == "RayCluster" and not dry_run:
+            name = manifest["metadata"]["name"]
+            self.put(pod(name, f"{name}-head", "headgroup"))
+            ready = not self.reason
+            self.put(pod(name, f"{name}-sys", "system", ready=ready, reason=self.reason))
+        return answer
+
+    def delete(self, kind: Any, name: str, namespace: str = "", grace_s: int | None = None) -> bool:
+        gone = super().delete(kind, name, namespace, grace_s)
+        if kind.kind == "RayCluster":
+            for key in [key for key in self.objects if key[0] == "pods"]:
+                del self.objects[key]
+        return gone
+
+
+def up(server: FakeServer, pool: PoolConfig, timeout_s: float = 0.0) -> list[str]:
+    said: list[str] = []
+    deploy.up(server, pool, timeout_s=timeout_s, say=said.append)  # type: ignore[arg-type]
+    return said
+
+
+def down(server: FakeServer, pool: PoolConfig, timeout_s: float = 0.0) -> list[str]:
+    said: list[str] = []
+    deploy.down(server, pool, timeout_s=timeout_s, say=said.append)  # type: ignore[arg-type]
+    return said
+
+
+def test_up_applies_all_in_order_and_says_what_is_new() -> None:
+    server = Operated()
+    said = up(server, pool_of())
+    wanted = [m.manifest for m in manifests.documents(pool_of())]
+    assert server.calls == [f"apply {m['kind']} {m['metadata']['name']}" for m in wanted]
+    assert "RayCluster firepool created" in said
+    assert said[-1] == "RayCluster firepool is up: 2 pods."
+    again = up(server, pool_of())
+    assert again == [
+        "0 objects were created or changed in namespace default.",
+        "RayCluster firepool is up: 2 pods.",
+    ]
+
+
+def test_a_second_up_leaves_the_autoscalers_pods_alone() -> None:
+    server = Operated()
+    up(server, pool_of())
+    key = ("rayclusters", "default", "firepool")
+    server.objects[key]["spec"]["workerGroupSpecs"][-1]["replicas"] = 3
+    up(server, pool_of())
+    assert server.objects[key]["spec"]["workerGroupSpecs"][-1]["replicas"] == 3
+
+
+def test_a_cluster_that_does_not_come_says_so_in_the_schedulers_words() -> None:
+    words = "0/2 nodes are available: 2 Insufficient cpu."
+    server = Operated(reason=words)
+    server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": "e"},
+            "involvedObject": {"name": "firepool-sys"},
+            "reason": "FailedScheduling",
+            "message": "preemption is not helpful",
+        }
+    )
+    with pytest.raises(PoolUnavailable) as caught:
+        up(server, pool_of())
+    text = str(caught.value)
+    assert f"the system pod: {words}" in text
+    assert "firepool-sys: FailedScheduling: preemption is not helpful" in text
+    assert "the head" not in text
+
+
+def test_a_suspended_cluster_waits_for_its_queue() -> None:
+    server = FakeServer()
+    uid = {"uid": "firepool"}
+    server.put(
+        {
+            "kind": "Workload",
+            "metadata": {"name": "w", "ownerReferences": [uid]},
+            "status": {
+                "conditions": [
+                    {"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}
+                ]
+            },
+        }
+    )
+    with pytest.raises(PoolUnavailable) as caught:
+        up(server, pool_of(queue="kueue:team"))
+    assert "is suspended" in str(caught.value)
+    assert "w: QuotaReserved=False: insufficient quota" in str(caught.value)
+
+
+def test_a_cluster_without_the_operators_kinds_is_told_what_to_install() -> None:
+    server = FakeServer()
+    server.unserved = {"rayclusters"}
+    with pytest.raises(KubeError, match="does not know ray.io/v1 RayCluster: install Ray's op"):
+        up(server, pool_of())
+    server.unserved = {"podmonitors"}
+    with pytest.raises(KubeError, match=r"install the Prometheus operator, or set .*monitors"):
+        up(server, pool_of(monitors=True))
+
+
+def test_a_missing_right_names_the_object_and_a_way_out() -> None:
+    server = FakeServer()
+    server.refused = {("patch", "roles")}
+    with pytest.raises(KubeError, match=r"Role firepool-controller: .*forbidden.*kube render"):
+        up(server, pool_of())
+
+
+def test_down_takes_the_cluster_first_and_leaves_nothing() -> None:
+    server = Operated()
+    pool = pool_of(redis="managed")
+    up(server, pool)
+    server.put({"kind": "ConfigMap", "metadata": {"name": "of-others"}})
+    server.calls.clear()
+    said = down(server, pool)
+    assert server.calls[0] == "delete RayCluster firepool"
+    assert server.calls.index("delete Deployment firepool-redis") > 0
+    assert {key[2] for key in server.objects} == {"of-others"}
+    assert said[-1] == "Pool firepool has gone from namespace default."
+    assert down(server, pool) == ["Nothing of pool firepool is in namespace default."]
+
+
+def test_down_finds_what_an_older_pool_file_had() -> None:
+    server = Operated()
+    up(server, pool_of(redis="managed", monitors=True))
+    job = manifests.rayjob_document(pool_of(), "true", "train").manifest
+    server.put(job)
+    down(server, pool_of())
+    assert server.objects == {}
+
+
+def test_down_leaves_pools_of_the_same_name_elsewhere_alone() -> None:
+    server = Operated()
+    queues = {"q": {"cluster_queue": "kueue:c"}}
+    pool = PoolConfig.from_dict(
+        {"profiles": {"g": {"max_lanes": 1}}, "queues": queues, "kubernetes": {}}
+    )
+    up(server, pool)
+    for document in manifests.documents(pool, "elsewhere"):
+        server.put(document.manifest)
+    down(server, pool)
+    assert server.names("clusterroles") == ["elsewhere-firepool-controller"]
+    assert server.names("rayclusters") == ["firepool"]
+
+
+def test_down_says_what_does_not_end() -> None:
+    server = FakeServer()
+    server.put(pod("firepool", "firepool-head", "headgroup", leaving=True))
+    server.refused = {("delete", "pods")}
+    for document in manifests.documents(pool_of()):
+        server.put(document.manifest)
+    with pytest.raises(PoolUnavailable, match="still there: pod firepool-head"):
+        down(server, pool_of())
+    assert server.names("configmaps") == ["firepool-pool"]
+
+
+def test_down_without_the_right_to_look_is_an_error_only_where_it_matters() -> None:
+    server = Operated()
+    up(server, pool_of())
+    server.refused = {("list", "clusterroles"), ("list", "clusterrolebindings")}
+    down(server, pool_of())
+    assert server.objects == {}
+    server.refused = {("list", "roles")}
+    with pytest.raises(KubeError, match="list roles: forbidden"):
+        down(server, pool_of())
+
+
+def test_status_counts_groups_and_names_pods() -> None:
+    server = Operated()
+    up(server, pool_of())
+    words = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    server.put(pod("firepool", "g-1", "gpu"))
+    server.put(pod("firepool", "g-2", "gpu", leaving=True))
+    server.put(pod("firepool", "g-3", "gpu", ready=False, reason=words))
+    said = standing.status(server, pool_of())  # type: ignore[arg-type]
+    assert (said["state"], said["missing"]) == ("up", {})
+    row = next(row for row in said["groups"] if row["group"] == "gpu")
+    assert (row["ready"], row["leaving"], row["max"]) == (1, 1, 4)
+    assert row["trouble"] == words
+    names = [row["name"] for row in said["pods"]]
+    assert names == ["firepool-head", "firepool-sys", "g-1", "g-2", "g-3"]
+
+
+def test_status_of_nothing() -> None:
+    said = standing.status(FakeServer(), pool_of())  # type: ignore[arg-type]
+    assert said["missing"] == {"RayCluster firepool": "there is no RayCluster 'firepool'"}
+    assert (said["groups"], said["pods"]) == ([], [])
