@@ -101,8 +101,10 @@ class Kube:
                 config.load_incluster_config(settings)  # type: ignore[no-untyped-call]
                 found = (_ACCOUNT / "namespace").read_text().strip()
             else:
-                config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-                _, context = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+                # The client itself looks at $KUBECONFIG only once, when it is imported.
+                file = os.environ.get("KUBECONFIG") or None
+                config.load_kube_config(file, client_configuration=settings)  # type: ignore[no-untyped-call]
+                _, context = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
                 found = context["context"].get("namespace", "default")
         except (ConfigException, OSError) as error:
             raise KubeError(
