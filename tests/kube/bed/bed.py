@@ -29,6 +29,8 @@ T = TypeVar("T")
 #: Of every pod: gRPC otherwise asks a name server instead of /etc/hosts.
 _POD_ENV = {"GRPC_DNS_RESOLVER": "native"}
 _POLL_S = 0.1
+#: Kubelets bear with an API server that is away for this long.
+_PATIENCE_S = 300.0
 _ACCOUNT_S = 30.0
 
 
@@ -195,11 +197,11 @@ class Bed:
         hosts = HostsFile(self.directory / "hosts")
         command("mount", "--bind", hosts.path, "/etc/hosts")  # operators resolve names too
         self._undo.append(lambda: command("umount", "/etc/hosts"))
-        rest = self._plane.rest("kubelet")
+        rest = self._plane.rest("kubelet", _PATIENCE_S)
         self._kubelet = Kubelet(rest, self._nodes, self.directory, hosts, self._pod_env)
         self._undo.append(self._kubelet.stop)
         self._kubelet.start()
-        self.faults = Faults(self._kubelet, self._rest)
+        self.faults = Faults(self._kubelet, self._plane, self._rest)
         self.audit = Audit(self._plane.audit_log)
         if self._operator:
             operators.start_kuberay(self._plane, self._rest)

@@ -10,8 +10,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import urllib3
-
 from tests.kube.bed import binaries
 from tests.kube.bed.process import BedError, Process, command
 from tests.kube.bed.rest import ApiError, Rest
@@ -81,8 +79,12 @@ class ControlPlane:
         self.processes.clear()
         command("ip", "link", "delete", BRIDGE)
 
-    def rest(self, user: str) -> Rest:
-        return Rest(SERVER, self.ca, _token(user), f"bed-{user}")
+    def program(self, name: str) -> Process:
+        """By name; raises ``KeyError`` if there is none."""
+        return {process.name: process for process in self.processes}[name]
+
+    def rest(self, user: str, patience_s: float = 0.0) -> Rest:
+        return Rest(SERVER, self.ca, _token(user), f"bed-{user}", patience_s)
 
     def kubeconfig(self, user: str) -> Path:
         return self.directory / f"kubeconfig-{user}"
@@ -139,7 +141,7 @@ class ControlPlane:
                 if self.ca.exists():
                     self.rest("kubelet").get("/readyz", timeout_s=2.0)
                     return
-            except (ApiError, urllib3.exceptions.HTTPError, OSError) as error:
+            except (ApiError, OSError) as error:
                 problem = error
             time.sleep(0.1)
         tail = self.processes[-1].tail()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.kube.bed.controlplane import ControlPlane
 from tests.kube.bed.kubelet import Kubelet
 from tests.kube.bed.process import BedError
 from tests.kube.bed.rest import Rest
@@ -19,8 +20,9 @@ _PODS = "/api/v1/namespaces/default/pods"
 class Faults:
     """The menu. Each returns when the fault is there, not when its consequences are."""
 
-    def __init__(self, kubelet: Kubelet, rest: Rest) -> None:
+    def __init__(self, kubelet: Kubelet, plane: ControlPlane, rest: Rest) -> None:
         self._kubelet = kubelet
+        self._plane = plane
         self._rest = rest
 
     def kill_pod(self, name: str) -> None:
@@ -28,10 +30,19 @@ class Faults:
         self._kubelet.pod(name).fail("Killed")
 
     def kill_node(self, name: str) -> None:
-        """Its pods die and its heartbeats stop: what is known of them stays as it was."""
+        """Its pods die and its heartbeats stop: what is known of them stays as it was.
+
+        The node is not ready some 20 s later; its pods are deleted once they have tolerated that
+        for 300 s, unless they say otherwise.
+        """
         if name not in self._kubelet.nodes:
             raise KeyError(f"no node {name!r}; there are {sorted(self._kubelet.nodes)}")
         self._kubelet.kill_node(name)
+
+    def remove_node(self, name: str) -> None:
+        """As ``kill_node``, and the cloud says so: its object goes, its pods' a minute later."""
+        self.kill_node(name)
+        self._rest.delete(f"/api/v1/nodes/{name}")
 
     def cut_network(self, name: str) -> None:
         """Packets from and to the pod are lost without a word; it goes on to run."""
@@ -63,6 +74,13 @@ class Faults:
 
     def resume_process(self, name: str, pattern: str) -> list[int]:
         return self._signal(name, pattern, signal.SIGCONT)
+
+    def pause_program(self, name: str) -> None:
+        """SIGSTOP to etcd, apiserver, scheduler, controller-manager, kuberay or kueue."""
+        self._plane.program(name).signal(signal.SIGSTOP)
+
+    def resume_program(self, name: str) -> None:
+        self._plane.program(name).signal(signal.SIGCONT)
 
     def _signal(self, name: str, pattern: str, number: int) -> list[int]:
         lines = {

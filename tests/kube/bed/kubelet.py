@@ -9,8 +9,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import urllib3
-
 from tests.kube.bed.containers import utc_now
 from tests.kube.bed.controlplane import GATEWAY
 from tests.kube.bed.devices import Gpus, publish_devices
@@ -73,6 +71,7 @@ class Kubelet:
     def stop(self) -> None:
         """Ends all pods at once; called before the API server ends."""
         self._stop.set()
+        self._rest.close()
         for pod in self.pods():
             pod.drop()
         self._host.points.remove()
@@ -156,7 +155,7 @@ class Kubelet:
     def _beat_all(self) -> None:
         while not self._stop.wait(_HEARTBEAT_S):
             for name in self.nodes.keys() - self.dead:
-                with suppress(ApiError, urllib3.exceptions.HTTPError):
+                with suppress(ApiError):
                     self._rest.patch(f"{_LEASES}/{name}", {"spec": _beat(name)})
 
 

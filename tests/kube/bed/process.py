@@ -42,6 +42,9 @@ class Process:
         """The end of its log."""
         return self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
 
+    def signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
     def wait(self, timeout_s: float) -> None:
         """Until it ends by itself."""
         self._popen.wait(timeout_s)

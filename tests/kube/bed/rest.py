@@ -20,10 +20,11 @@ Object = dict[str, Any]
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
+_AGAIN_S = 0.3
 
 
 class ApiError(Exception):
-    """The API server said no."""
+    """The API server said no; with status 0 it said nothing."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -31,10 +32,18 @@ class ApiError(Exception):
 
 
 class Rest:
-    """A connection as one user. Safe to share between threads."""
+    """A connection as one user. Safe to share between threads.
 
-    def __init__(self, server: str, ca: Path, token: str, agent: str) -> None:
+    A call is repeated for ``patience_s`` while the server cannot be reached or is not well: as
+    kubelets do, who outlive it. In the end that is an ``ApiError``, too.
+    """
+
+    def __init__(
+        self, server: str, ca: Path, token: str, agent: str, patience_s: float = 0.0
+    ) -> None:
         self._server = server
+        self._patience_s = patience_s
+        self._closed = False
         headers = {"Authorization": f"Bearer {token}", "User-Agent": agent}
         self._pool = urllib3.PoolManager(ca_certs=str(ca), headers=headers, maxsize=40)
         self._plurals: dict[str, dict[str, tuple[str, bool]]] = {}
@@ -107,6 +116,10 @@ class Rest:
                     raise
                 time.sleep(0.2)
 
+    def close(self) -> None:
+        """Nothing is repeated any more."""
+        self._closed = True
+
     def _call(
         self,
         method: str,
@@ -115,15 +128,36 @@ class Rest:
         content: str = "application/json",
         timeout_s: float = 15.0,
     ) -> Object:
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return self._call_once(method, path, body, content, timeout_s)
+            except ApiError as error:
+                well = 0 < error.status < 500
+                if well or self._closed or time.monotonic() > deadline:
+                    raise
+                time.sleep(_AGAIN_S)
+
+    def _call_once(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        content: str,
+        timeout_s: float,
+    ) -> Object:
         headers = {**self._pool.headers, "Content-Type": content}
-        reply = self._pool.request(
-            method,
-            self._server + path,
-            body=None if body is None else json.dumps(body).encode(),
-            headers=headers,
-            timeout=timeout_s,
-            retries=False,
-        )
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            reply = self._pool.request(
+                *(method, self._server + path),
+                body=data,
+                headers=headers,
+                timeout=timeout_s,
+                retries=False,
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise ApiError(0, f"not reached: {error}") from error
         if reply.status >= 400:
             raise ApiError(reply.status, _message(reply.data))
         try:
@@ -147,7 +181,7 @@ def follow(rest: Rest, path: str, on: Callable[[str, Object], None], stop: threa
                     version = found["metadata"]["resourceVersion"]
                     on(kind, found)
         except (ApiError, urllib3.exceptions.HTTPError):
-            stop.wait(0.3)
+            stop.wait(_AGAIN_S)
 
 
 def _message(data: bytes) -> str:
