@@ -223,7 +223,7 @@ class Settled(NamedTuple):
     running: bool
     alive: bool  #: the worker's process lives
     stopped: str = ""  #: why the job was to be stopped when it (or its worker) ended, or ""
-    end: str = ""  #: how the worker's process ended, where it has
+    end: str = ""  #: how the worker's process ended, or why it is being ended
 
 
 class JobRecord(NamedTuple):

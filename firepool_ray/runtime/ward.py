@@ -27,7 +27,7 @@ class History(NamedTuple):
 
     word: Word
     records: list[tuple[Fence, JobRecord]]
-    end: str = ""  #: how its process ended, where it has
+    end: str = ""  #: how its process ended, or why it is being ended
 
     def settle(self, fence: Fence, job: str, alive: bool) -> Settled:
         word = self.word
@@ -111,7 +111,7 @@ class Ward:
             self.process.signal(number)
 
     def history(self) -> History:
-        return self._last or History(self.file.read(), self.ring.read(), self.end)
+        return self._last or History(self.file.read(), self.ring.read(), self.end or self.doom)
 
     def close(self) -> None:
         """What is known stays readable."""
