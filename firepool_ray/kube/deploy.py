@@ -39,6 +39,7 @@ Say = Callable[[str], None]
 LOOK_S = 1.0
 #: So long the pods of a pool that is taken away may take to end.
 DOWN_GRACE_S = 5
+_COUNTED = ("managedFields", "resourceVersion", "generation")
 _FORBIDDEN, _NOT_FOUND = 403, 404
 #: Kinds that an older pool file may have had; last applied first.
 _OPTIONAL = (
@@ -87,15 +88,16 @@ def _apply(kube: Kube, document: Document, say: Say) -> bool:
         applied = kube.apply(manifest)
     except KubeError as error:
         raise KubeError(f"{what}: {_advice(kube, kind, error)}", error.status) from None
-    before = _version(living)
-    if before == _version(applied):
+    if living is not None and _content(living) == _content(applied):
         return False
-    say(f"{what} {'changed' if before else 'created'}")
+    say(f"{what} {'created' if living is None else 'changed'}")
     return True
 
 
-def _version(manifest: Object | None) -> str:
-    return str(manifest["metadata"].get("resourceVersion", "")) if manifest is not None else ""
+def _content(manifest: Object) -> Object:
+    """Without what the server counts and notes about it, such as who set which field."""
+    metadata = {k: v for k, v in manifest["metadata"].items() if k not in _COUNTED}
+    return {**manifest, "metadata": metadata, "status": None}
 
 
 def _advice(kube: Kube, kind: Kind, error: KubeError) -> str:
