@@ -161,9 +161,9 @@ def test_a_program_that_ended_is_told_with_its_log(tmp_path: Path) -> None:
 def test_a_bed_is_refused_where_it_would_change_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("FIREPOOL_BED_INSIDE", raising=False)
+    monkeypatch.delenv("FIREPOOL_BED_SCRATCH", raising=False)
     with pytest.raises(BedError, match="enter"):
-        private.require_private()
+        private.scratch()
 
 
 def test_programs_are_named_by_what_they_are_built_from(

@@ -4,6 +4,10 @@
 Real: etcd, API server, scheduler, controller manager, KubeRay's operator, Kueue. Played: the
 kubelets and the network. Images are ignored: a pod sees this machine's files.
 
+Not there: limits of memory and CPU, volumes of storage classes, network policies, load balancing
+by services, logs and exec through the API (``Bed.pod_log``, ``Bed.exec``), changed config maps in
+pods that run.
+
 Starting and ending
 * ``bed``: ``Bed``, what tests use
 * ``binaries``: builds the programs once, with Go

@@ -13,14 +13,13 @@ from typing import TypeVar
 
 from kubernetes import client, config
 
-from tests.kube.bed import binaries, operators
+from tests.kube.bed import binaries, operators, private
 from tests.kube.bed.audit import Audit
 from tests.kube.bed.controlplane import ADMIN, ControlPlane
 from tests.kube.bed.faults import Faults
 from tests.kube.bed.kubelet import Kubelet
 from tests.kube.bed.names import HostsFile
 from tests.kube.bed.nodes import DEFAULT_NODES, parse_nodes
-from tests.kube.bed.private import require_private
 from tests.kube.bed.process import BedError, command
 from tests.kube.bed.rest import Object, Rest
 
@@ -37,6 +36,7 @@ _ACCOUNT_S = 30.0
 class Bed:
     """A cluster in the current private namespaces; everything of it ends with the block."""
 
+    directory: Path  #: logs of everything; pods see it by the same name
     kubeconfig: Path  #: of an administrator
     core: client.CoreV1Api
     custom: client.CustomObjectsApi
@@ -62,11 +62,11 @@ class Bed:
         self._undo: list[Callable[[], object]] = []
 
     def __enter__(self) -> Bed:
-        require_private()
+        scratch = private.scratch()
         wanted = ["etcd", "controlplane"]
         binaries.require(*wanted, *["kuberay"] * self._operator, *["kueue"] * self._kueue)
-        #: Outside /tmp, of which each pod has its own: pods see it by the same name.
-        self.directory = Path(tempfile.mkdtemp(prefix="bed-", dir="/var/tmp"))
+        where = private.OUTSIDE_TMP if self._keep else scratch
+        self.directory = Path(tempfile.mkdtemp(prefix="bed-", dir=where))
         try:
             self._start()
         except BaseException:
@@ -107,12 +107,19 @@ class Bed:
         A program of the cluster that ends is an error at once.
         """
         deadline = time.monotonic() + timeout_s
-        while not (result := predicate()):
+        while not (result := self._ask(predicate)):
             self.check()
             if time.monotonic() > deadline:
                 raise BedError(f"no {what} after {timeout_s:g} s\n{self.describe()}")
             time.sleep(_POLL_S)
         return result
+
+    def _ask(self, predicate: Callable[[], T]) -> T:
+        try:
+            return predicate()
+        except Exception:
+            self.check()  # a program that has ended explains it better
+            raise
 
     def wait_ready(self, name: str, timeout_s: float = 30.0) -> client.V1Pod:
         """The pod, once its condition Ready holds."""

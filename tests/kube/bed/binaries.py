@@ -63,6 +63,11 @@ def missing_tool() -> str | None:
     for tool, package in _TOOLS.items():
         if shutil.which(tool) is None:
             return f"the test cluster needs the command {tool} (package {package})"
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "true"], capture_output=True, check=False
+    )
+    if tried.returncode != 0:
+        return "the test cluster needs the right to make namespaces (CAP_SYS_ADMIN)"
     return None
 
 

@@ -1,4 +1,7 @@
-"""Who finds whom: services and pods as lines of /etc/hosts, one file for the whole cluster."""
+"""Who finds whom: services and pods as lines of /etc/hosts, one file for the whole cluster.
+
+A service is an address only: its ports are those of its pods, ``targetPort`` is not looked at.
+"""
 
 from __future__ import annotations
 

@@ -56,8 +56,9 @@ def start_kueue(plane: ControlPlane, rest: Rest) -> None:
     argv = [str(binaries.path_of("kueue")), f"--config={config}", f"--feature-gates={gates}"]
     # the folder of the metrics' certificate is fixed: give it a private /etc that has it
     own_etc = (
-        "mkdir upper work && mount -t overlay overlay -o lowerdir=/etc,upperdir=upper,workdir=work"
-        " /etc && mkdir -p /etc/kueue/metrics/certs && cp tls.* /etc/kueue/metrics/certs/"
+        "mkdir own && mount -t tmpfs tmpfs own && mkdir own/upper own/work"
+        " && mount -t overlay overlay -o lowerdir=/etc,upperdir=own/upper,workdir=own/work /etc"
+        " && mkdir -p /etc/kueue/metrics/certs && cp tls.* /etc/kueue/metrics/certs/"
         ' && exec "$@"'
     )
     plane.run(

@@ -10,12 +10,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from types import FrameType
 
 from tests.kube.bed.process import BedError
 
-_INSIDE = "FIREPOOL_BED_INSIDE"
+#: Set inside, to the folder for what does not outlive the command.
+_SCRATCH = "FIREPOOL_BED_SCRATCH"
+#: Not /tmp, of which each pod has its own: pods see what is below by the same name.
+OUTSIDE_TMP = "/var/tmp"
 
 
 def enter(argv: Sequence[str]) -> int:
@@ -25,19 +29,20 @@ def enter(argv: Sequence[str]) -> int:
     """
     inner = [sys.executable, "-m", "tests.kube.bed", "first", "--", *argv]
     spaces = ["--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
-    child = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, *inner],
-        # gRPC otherwise asks a name server, which private networks do not have
-        env={**os.environ, _INSIDE: "1", "GRPC_DNS_RESOLVER": "native"},
-    )
+    with tempfile.TemporaryDirectory(prefix="beds-", dir=OUTSIDE_TMP) as scratch:
+        child = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, *inner],
+            # gRPC otherwise asks a name server, which private networks do not have
+            env={**os.environ, _SCRATCH: scratch, "GRPC_DNS_RESOLVER": "native"},
+        )
 
-    def end(number: int, frame: FrameType | None) -> None:
-        child.kill()
+        def end(number: int, frame: FrameType | None) -> None:
+            child.kill()
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command gets it from the terminal as well
-    return _exit_code(child.wait())
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, end)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the command as well
+        return _exit_code(child.wait())
 
 
 def first_process(argv: Sequence[str]) -> int:
@@ -53,10 +58,14 @@ def first_process(argv: Sequence[str]) -> int:
             return _exit_code(os.waitstatus_to_exitcode(status))
 
 
-def require_private() -> None:
-    """Raises ``BedError`` outside: a bed changes the network and mounts it finds."""
-    if os.environ.get(_INSIDE) != "1":
+def scratch() -> str:
+    """Folder for what does not outlive the entered command.
+
+    Raises ``BedError`` outside: a bed changes the network and mounts it finds.
+    """
+    if _SCRATCH not in os.environ:
         raise BedError("run this by: python -m tests.kube.bed enter -- COMMAND")
+    return os.environ[_SCRATCH]
 
 
 def _exit_code(returncode: int) -> int:

@@ -16,7 +16,7 @@ from tests.kube.bed.rest import ApiError
 
 NODES = "cpu-a:cpu=8;cpu-b:cpu=8,label/doomed=yes,taint/doomed=yes;gpu-a:gpu=2;dra-a:dra=1"
 OPERATOR = False
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 _numbers = itertools.count()
 _SERVE = "mkdir -p www && cd www && echo hello > index.html && python -m http.server 8000"
@@ -452,6 +452,6 @@ def test_a_dead_node_is_not_ready_and_its_pods_are_gone(bed: Bed) -> None:
         conditions = bed.core.read_node("cpu-b").status.conditions
         return {c.type: c.status for c in conditions}
 
-    bed.wait_for(lambda: statuses()["Ready"] == "Unknown", 2 * PATIENCE_S, "lost node")
+    bed.wait_for(lambda: statuses()["Ready"] == "Unknown", PATIENCE_S, "lost node")
     bed.wait_for(lambda: not is_ready(bed.pod(name)), PATIENCE_S, "pod that is not ready")
     assert bed.pod(name).status.phase == "Running"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,8 +41,8 @@ def test_a_lost_program_is_told_with_its_log() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_was_entered_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
-    mark = tmp_path / "up"
-    script = f"setsid sleep 600 & touch {mark}; wait"
+    mark, scratch = tmp_path / "up", tmp_path / "scratch"
+    script = f"setsid sleep 600 & echo $FIREPOOL_BED_SCRATCH > {scratch}; touch {mark}; wait"
     entered = ["-m", "tests.kube.bed", "enter", "--", "bash", "-c", script, str(tmp_path)]
     process = subprocess.Popen([sys.executable, *entered], env={**os.environ, "TAG": str(tmp_path)})
     eventually(mark.exists)
@@ -49,3 +50,6 @@ def test_what_was_entered_ends_with_the_command(number: signal.Signals, tmp_path
     process.send_signal(number)
     process.wait()
     assert not eventually_none(lambda: processes_of(str(tmp_path)))
+    left = Path(scratch.read_text().strip())
+    assert left.exists() == (number == signal.SIGKILL)
+    shutil.rmtree(left, ignore_errors=True)

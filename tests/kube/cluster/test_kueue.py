@@ -8,7 +8,7 @@ from tests.kube.bed import Bed
 
 NODES = "cpu-a:cpu=8,mem=32"
 KUEUE = True
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 _KUEUE = "kueue.x-k8s.io/v1beta2"
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.kube.bed import Bed
 
 NODES = "cpu-a:cpu=8,mem=32;gpu-a:cpu=8,mem=32,gpu=2"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 #: Ends at once if the group is made, and prints what its actor saw.
 _LANE = """
@@ -120,7 +120,7 @@ def test_a_labelled_group_brings_a_pod_from_zero_and_it_goes_with_the_group(
 ) -> None:
     head = bed.head_pod(pool)
     assert head is not None
-    made = bed.exec(head.metadata.name, ["python", "-c", _LANE], timeout_s=90.0)
+    made = bed.exec(head.metadata.name, ["python", "-c", _LANE], timeout_s=PATIENCE_S)
     assert made.returncode == 0, f"{made.stdout}{made.stderr}\n{bed.describe()}"
     line = next(line for line in made.stdout.splitlines() if line.startswith("SEEN "))
     seen = json.loads(line.removeprefix("SEEN "))
@@ -128,6 +128,6 @@ def test_a_labelled_group_brings_a_pod_from_zero_and_it_goes_with_the_group(
     assert seen["host"] == worker.metadata.name[:63]
     assert seen["gpus"].startswith("GPU-gpu-a-")
 
-    gone = bed.exec(head.metadata.name, ["python", "-c", _REMOVE], timeout_s=60.0)
+    gone = bed.exec(head.metadata.name, ["python", "-c", _REMOVE], timeout_s=PATIENCE_S)
     assert gone.returncode == 0, gone.stderr
     bed.wait_for(lambda: not _workers(bed), PATIENCE_S, "end of the idle worker")
