@@ -99,9 +99,9 @@ def test_the_hosts_file_stays_the_same_file(tmp_path: Path) -> None:
 def test_gpus_are_handed_out_once() -> None:
     gpus = Gpus(parse_nodes("a:gpu=3").values())
     assert gpus.take("a", 2) == ["GPU-a-0", "GPU-a-1"]
-    assert gpus.take("a", 2) == ["GPU-a-2"]
+    assert gpus.take("a", 2) is None
     gpus.give_back("a", ["GPU-a-1"])
-    assert gpus.take("a", 1) == ["GPU-a-1"]
+    assert gpus.take("a", 2) == ["GPU-a-1", "GPU-a-2"]
 
 
 def test_gpus_of_all_containers_count() -> None:

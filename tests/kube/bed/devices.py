@@ -21,8 +21,12 @@ class Gpus:
         self._free = {n.name: [f"GPU-{n.name}-{i}" for i in range(n.gpu)] for n in nodes}
         self._lock = threading.Lock()
 
-    def take(self, node: str, count: int) -> list[str]:
+    def take(self, node: str, count: int) -> list[str] | None:
+        """None while too few are free: a pod deleted without grace holds its own a little longer
+        than its object, by which the scheduler counts."""
         with self._lock:
+            if len(self._free[node]) < count:
+                return None
             taken, self._free[node] = self._free[node][:count], self._free[node][count:]
             return taken
 

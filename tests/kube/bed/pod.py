@@ -79,6 +79,8 @@ class Pod:
         self._conditions: list[dict[str, Any]] = []
         self._started_at = utc_now()
         self._lock = threading.RLock()
+        #: Another lock, since an API server that is away must not keep a pod from dying.
+        self._reporting = threading.Lock()
         self._life = threading.Thread(target=self._live, name=f"pod {self.name}", daemon=True)
         self._life.start()
 
@@ -164,7 +166,9 @@ class Pod:
 
     def _prepare(self) -> dict[str, Path]:
         rest, pod = self._host.rest, self.manifest
-        self._facts.gpus = self._host.gpus.take(self.node, wanted_gpus(pod))
+        while (gpus := self._host.gpus.take(self.node, wanted_gpus(pod))) is None:
+            self._pause(_TICK_S)
+        self._facts.gpus = gpus
         self._facts.claimed = claimed_devices(rest, pod)
         number = next(self._host.numbers)
         self.sandbox = Sandbox(self.name, number, self._host.hosts, self.folder)
@@ -333,7 +337,7 @@ class Pod:
     def report(self) -> None:
         """Tells the API server how it is, and the names that depend on it."""
         if not self._silent:
-            with self._lock:
+            with self._reporting:
                 path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}/status"
                 body = {"metadata": {"uid": self.uid}, "status": self._status()}
                 try:
