@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from firepool_ray import config
 from firepool_ray.config import PoolConfig, ProfileConfig, QueueConfig, pods
+from firepool_ray.config.quantities import number
 from firepool_ray.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -199,6 +200,31 @@ def test_pods_follow_from_lanes() -> None:
     profile = PoolConfig.from_dict(data).profiles["g"]
     assert (pods.min_pods(profile), pods.max_pods(profile)) == (2, 3)
     assert (pods.pod_gpus(profile), pods.pod_cpus(profile)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2", 2),
+        (3, 3),
+        ("200m", 0.2),
+        ("1.5", 1.5),
+        ("4Gi", 4 * 2**30),
+        ("4G", 4e9),
+        ("512Ki", 512 * 1024),
+        ("1e3", 1000),
+        ("2E", 2e18),
+        ("100n", 1e-7),
+    ],
+)
+def test_quantities(text: str | int, value: float) -> None:
+    assert number(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "x", "4GB", "Gi"])
+def test_no_quantities(text: str) -> None:
+    with pytest.raises(ValueError):
+        number(text)
 
 
 def test_kubernetes_survives_the_round_trip() -> None:

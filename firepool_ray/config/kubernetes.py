@@ -210,7 +210,8 @@ class KubernetesConfig(Group):
     #: The pod in which the controller lives, apart from the head.
     system: SizeConfig = SizeConfig()
     drivers: DriversConfig = DriversConfig()
-    #: ``token``: everyone who talks to Ray needs the token that Ray's operator keeps in a Secret.
+    #: ``token``: everyone who talks to Ray needs the token that Ray's operator, KubeRay 1.5.1 or
+    #: newer, keeps in a Secret.
     auth: Literal["disabled", "token"] = "disabled"
     #: Where Ray keeps what must survive the head: "" (nothing survives), "managed" (a Redis is
     #: rendered) or "HOST:PORT".

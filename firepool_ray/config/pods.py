@@ -9,6 +9,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from firepool_ray.config.quantities import number
+
 if TYPE_CHECKING:
     from firepool_ray.config import PoolConfig, ProfileConfig
 
@@ -112,6 +114,12 @@ def _check_profile(profile: ProfileConfig) -> None:
         )
     if pod.cpus is not None and pod.cpus < pod.lanes * profile.cpus:
         raise ValueError(f"pod.cpus: {pod.lanes} lanes need {pod.lanes * profile.cpus:g} CPUs")
+    lanes_bytes = pod.lanes * (profile.memory_bytes or 0)
+    if pod.memory is not None and number(pod.memory) <= lanes_bytes:
+        raise ValueError(
+            f"pod.memory: {pod.lanes} lanes reserve {lanes_bytes / (1 << 30):g}Gi and Ray needs "
+            f"some: {pod.memory} is too little"
+        )
     if not profile.gpus:
         if shares.kind:
             raise ValueError(f"pod.sharing: {pod.sharing} needs gpus above 0")

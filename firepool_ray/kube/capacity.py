@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from firepool_ray.config.quantities import number
 from firepool_ray.kube.api import NODE, Kube, Object
-from firepool_ray.kube.quantities import number
 
 
 def shortages(kube: Kube, cluster: Object) -> Iterator[tuple[str, str]]:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 
 from firepool_ray.config import PoolConfig
 from firepool_ray.errors import KubeError, PoolUnavailable
-from firepool_ray.kube import access, merging, standing
+from firepool_ray.kube import access, merging, standing, templates
 from firepool_ray.kube.api import (
     CLUSTER_ROLE,
     CLUSTER_ROLE_BINDING,
+    CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     NETWORK_POLICY,
@@ -32,7 +33,6 @@ from firepool_ray.kube.api import (
 )
 from firepool_ray.kube.manifests import Document, documents, namespace_of, settings_of
 from firepool_ray.kube.nodes import PodFacts
-from firepool_ray.kube.templates import POOL_LABEL
 
 Say = Callable[[str], None]
 
@@ -67,11 +67,24 @@ def up(kube: Kube, pool: PoolConfig, *, timeout_s: float, say: Say) -> None:
     deadline = time.monotonic() + timeout_s
     place = namespace_of(pool, kube.namespace)
     name = settings_of(pool).name
+    before = _pool_file(kube, pool, place)
+    stands = kube.get(RAY_CLUSTER, name, place) is not None
     changed = 0
     for document in documents(pool, kube.namespace):
         changed += _apply(kube, document, say)
     say(f"{changed} objects were created or changed in namespace {place}.")
+    if stands and _pool_file(kube, pool, place) != before:
+        say(
+            "The running pool keeps its old settings until it ends. A minute from now, end it by "
+            f"`kubectl exec -n {place} SYSTEM_POD -- firepool down`: it starts with the new ones."
+        )
     _wait_until_up(kube, name, place, deadline, timeout_s, say)
+
+
+def _pool_file(kube: Kube, pool: PoolConfig, place: str) -> Object | None:
+    """What the system pod has mounted, or will have."""
+    held = kube.get(CONFIG_MAP, templates.pool_file_name(settings_of(pool)), place)
+    return held.get("data") if held is not None else None
 
 
 def _apply(kube: Kube, document: Document, say: Say) -> bool:
@@ -199,7 +212,9 @@ def _applied(kube: Kube, pool: PoolConfig, place: str) -> list[tuple[Kind, str, 
 
 def _labelled(kube: Kube, kind: Kind, pool: PoolConfig, place: str, *, must: bool) -> list[Object]:
     try:
-        items, _ = kube.list(kind, labels=f"{POOL_LABEL}={settings_of(pool).name}", namespace=place)
+        items, _ = kube.list(
+            kind, labels=f"{templates.POOL_LABEL}={settings_of(pool).name}", namespace=place
+        )
     except KubeError as error:
         if error.status == _NOT_FOUND or (error.status == _FORBIDDEN and not must):
             return []
@@ -207,8 +222,8 @@ def _labelled(kube: Kube, kind: Kind, pool: PoolConfig, place: str, *, must: boo
     if kind.namespaced:
         return items
     # Pools of one name in other namespaces have such objects too.
-    ours = access.wide_name(pool, namespace_of(pool, kube.namespace))
-    return [item for item in items if item["metadata"]["name"] == ours]
+    wide = access.wide_name(pool, namespace_of(pool, kube.namespace))
+    return [item for item in items if item["metadata"]["name"] == wide]
 
 
 def _delete(kube: Kube, rows: Iterable[tuple[Kind, str, str]], say: Say) -> None:

@@ -59,6 +59,7 @@ def raycluster(pool: PoolConfig, account: str) -> Object:
         "idleTimeoutSeconds": math.ceil(settings.idle_timeout_s),
         "upscalingMode": "Default",
         "env": templates.env_list(templates.ray_env(settings)),
+        "volumeMounts": templates.AUTOSCALER_MOUNTS,
         "securityContext": templates.CONTAINER_SECURITY,
     }
     spec["headGroupSpec"] = {

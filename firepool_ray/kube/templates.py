@@ -48,9 +48,35 @@ def head(settings: KubernetesConfig) -> Object:
         {"name": "dashboard", "containerPort": 8265},
         {"name": "client", "containerPort": 10001},
     ]
-    # No ``automountServiceAccountToken: false``: the autoscaler beside it scales pods with the
-    # account that Ray's operator makes for it.
-    return _template(settings, container, {})
+    spec: Object = {"automountServiceAccountToken": False, "volumes": [_api_volume()]}
+    return _template(settings, container, spec)
+
+
+#: Of the autoscaler, which the operator puts beside Ray in the head pod: it scales pods with the
+#: account that the operator makes for it. Ray's own container there gets no token.
+AUTOSCALER_MOUNTS: list[Object] = [
+    {
+        "name": "kubernetes-api",
+        "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+        "readOnly": True,
+    }
+]
+
+
+def _api_volume() -> Object:
+    """What Kubernetes mounts by itself into every container of a pod, for one of them only."""
+    namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
+    certificate = {"key": "ca.crt", "path": "ca.crt"}
+    return {
+        "name": AUTOSCALER_MOUNTS[0]["name"],
+        "projected": {
+            "sources": [
+                {"serviceAccountToken": {"path": "token"}},
+                {"configMap": {"name": "kube-root-ca.crt", "items": [certificate]}},
+                {"downwardAPI": {"items": [namespace]}},
+            ]
+        },
+    }
 
 
 def system(settings: KubernetesConfig, account: str) -> Object:

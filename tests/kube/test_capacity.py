@@ -1,4 +1,4 @@
-"""Quantities, and whether a node could hold a pod."""
+"""Whether a node could hold a pod."""
 
 from __future__ import annotations
 
@@ -8,32 +8,6 @@ import pytest
 
 from firepool_ray.kube.api import Object
 from firepool_ray.kube.capacity import shortage
-from firepool_ray.kube.quantities import number
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("2", 2),
-        (3, 3),
-        ("200m", 0.2),
-        ("1.5", 1.5),
-        ("4Gi", 4 * 2**30),
-        ("4G", 4e9),
-        ("512Ki", 512 * 1024),
-        ("1e3", 1000),
-        ("2E", 2e18),
-        ("100n", 1e-7),
-    ],
-)
-def test_quantities(text: str | int, value: float) -> None:
-    assert number(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("text", ["", "x", "4GB", "Gi"])
-def test_no_quantities(text: str) -> None:
-    with pytest.raises(ValueError):
-        number(text)
 
 
 def node(labels: dict[str, str] | None = None, **offers: str) -> Object:

@@ -68,6 +68,16 @@ def test_up_applies_all_in_order_and_says_what_is_new() -> None:
     ]
 
 
+def test_a_running_pool_keeps_its_settings_and_that_is_said() -> None:
+    server = Operated()
+    up(server, pool_of())
+    changed = PoolConfig.from_dict(
+        {"profiles": {"gpu": {"gpus": 1, "max_lanes": 4}}, "window_s": 1, "kubernetes": {}}
+    )
+    assert any("keeps its old settings" in line for line in up(server, changed))
+    assert not any("keeps its old settings" in line for line in up(server, changed))
+
+
 def test_a_second_up_leaves_the_autoscalers_pods_alone() -> None:
     server = Operated()
     up(server, pool_of())

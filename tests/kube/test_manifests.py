@@ -153,13 +153,21 @@ def test_queues_of_the_cluster_are_read_where_they_are() -> None:
 def test_no_pod_of_a_caller_gets_a_token_for_the_api() -> None:
     pods = pods_of(pool_of())
     assert {
-        name: template["spec"].get("automountServiceAccountToken")
-        for name, template in pods.items()
-        # The head runs the autoscaler, with the account that the operator makes for it.
-        if name != "head"
-    } == {"system": True, "drivers": False, "gpu": False}
+        name: template["spec"]["automountServiceAccountToken"] for name, template in pods.items()
+    } == {"head": False, "system": True, "drivers": False, "gpu": False}
     assert pods["system"]["spec"]["serviceAccountName"] == "firepool-controller"
     assert "serviceAccountName" not in pods["head"]["spec"]
+
+
+def test_in_the_head_pod_only_the_autoscaler_has_a_token() -> None:
+    spec = cluster_of(pool_of())["spec"]
+    (mount,) = spec["autoscalerOptions"]["volumeMounts"]
+    pod = spec["headGroupSpec"]["template"]["spec"]
+    (volume,) = [v for v in pod["volumes"] if v["name"] == mount["name"]]
+    paths = {next(iter(source)) for source in volume["projected"]["sources"]}
+    assert paths == {"serviceAccountToken", "configMap", "downwardAPI"}
+    assert mount["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert "volumeMounts" not in pod["containers"][0]
 
 
 def test_an_account_of_ones_own_is_used_and_not_made() -> None:
@@ -356,7 +364,8 @@ def test_the_controller_is_kept_beside_ray_and_ray_stays_in_front(tmp_path: Path
     for name in ("firepool", "sleep"):
         (tmp_path / name).chmod(0o755)
     container = pods_of(pool_of())["system"]["spec"]["containers"][0]
-    ray = f"until [ $(grep -c keep {tmp_path}/kept) -ge 3 ]; do /bin/sleep 0.01; done; echo RAY"
+    kept = f"$(cat {tmp_path}/kept 2>/dev/null | wc -l)"
+    ray = f'until [ "{kept}" -ge 3 ]; do /bin/sleep 0.01; done; echo RAY'
     command = f"{' '.join(container['args'])} && {ray}; kill %1"
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(

@@ -139,6 +139,14 @@ def test_the_doctor_finds_nothing_wrong(small: str) -> None:
     assert verdicts == {"ok"}, done.stdout
 
 
+def test_the_doctor_tells_what_this_operator_does_not_know(small: str, tmp_path: Path) -> None:
+    pool = {**SMALL, "kubernetes": {**SMALL["kubernetes"], "auth": "token"}}
+    done = firepool("doctor", "-f", pool_file(tmp_path, pool))
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("problem")]
+    assert line.startswith("problem  manifests: RayCluster small: ") and "authOptions" in line
+
+
 def test_the_controllers_pod_reads_and_writes_nothing(bed: Bed, small: str) -> None:
     (system,) = pods_of(bed, "system")
     done = bed.exec(system.metadata.name, ["python", "-c", _RIGHTS])
@@ -149,11 +157,14 @@ def test_the_controllers_pod_reads_and_writes_nothing(bed: Bed, small: str) -> N
 
 
 def test_a_pod_for_lanes_has_no_way_into_the_api(bed: Bed, small: str) -> None:
-    (lane,) = pods_of(bed, "cpu")
-    token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-    done = bed.exec(lane.metadata.name, ["python", "-c", _RIGHTS])
-    assert done.returncode != 0 and "no Kubernetes cluster is known" in done.stderr, done.stdout
-    assert bed.exec(lane.metadata.name, ["test", "-e", token]).returncode != 0
+    token = ["test", "-e", "/var/run/secrets/kubernetes.io/serviceaccount/token"]
+    for group in ("cpu", "headgroup"):
+        (pod,) = pods_of(bed, group)
+        done = bed.exec(pod.metadata.name, ["python", "-c", _RIGHTS])
+        assert done.returncode != 0 and "no Kubernetes cluster is known" in done.stderr, done.stdout
+        assert bed.exec(pod.metadata.name, token).returncode != 0
+    (head,) = pods_of(bed, "headgroup")
+    assert bed.exec(head.metadata.name, token, container="autoscaler").returncode == 0
 
 
 def test_the_pool_runs_without_anybody_submitting_it(bed: Bed, small: str) -> None:
@@ -165,7 +176,7 @@ def test_the_pool_runs_without_anybody_submitting_it(bed: Bed, small: str) -> No
 
     said = bed.wait_for(described, PATIENCE_S, "running pool")
     assert said is not None
-    assert [row["profile"] for row in said["profiles"]] == ["gpu", "cpu"]
+    assert {row["profile"] for row in said["profiles"]} == {"gpu", "cpu"}
 
 
 def test_a_rayjob_runs_in_a_pod_for_drivers(bed: Bed, kube: Kube, small: str) -> None:
