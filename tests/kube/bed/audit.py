@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Audit:
                     yield _request(event)
 
 
-def _request(event: dict) -> Request:
+def _request(event: dict[str, Any]) -> Request:
     what = event.get("objectRef", {})
     parts = (what.get("resource", event["requestURI"]), what.get("subresource"))
     return Request(

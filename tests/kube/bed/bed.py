@@ -240,7 +240,7 @@ class Bed:
         logger = logging.getLogger("tests.kube.bed")
         handler = logging.FileHandler(path)
         logger.addHandler(handler)
-        self._undo.append(lambda: (logger.removeHandler(handler), handler.close()))
+        self._undo += [handler.close, lambda: logger.removeHandler(handler)]
 
 
 def is_ready(pod: client.V1Pod) -> bool:

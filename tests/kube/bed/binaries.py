@@ -53,7 +53,8 @@ def path_of(program: str) -> Path:
 
 def definitions(program: str) -> list[Mapping[str, object]]:
     """The custom resource definitions that belong to kuberay or kueue."""
-    return json.loads(_definitions_path(program).read_text())
+    found: list[Mapping[str, object]] = json.loads(_definitions_path(program).read_text())
+    return found
 
 
 def missing_tool() -> str | None:

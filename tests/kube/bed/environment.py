@@ -48,9 +48,10 @@ def container_env(
     }
     for source in container.get("envFrom", ()):
         prefix = source.get("prefix", "")
-        for name, value in _all_of(rest, space, source).items():
-            env[prefix + name] = value
+        found = _all_of(rest, space, source)
+        env.update({prefix + name: text for name, text in found.items()})
     for entry in container.get("env", ()):
+        value: str | None
         if "valueFrom" in entry:
             value = _value_from(rest, pod, container, facts, entry["valueFrom"])
         else:

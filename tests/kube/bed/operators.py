@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from tests.kube.bed import binaries
 from tests.kube.bed.controlplane import GATEWAY, ControlPlane
@@ -81,12 +83,12 @@ def define(rest: Rest, program: str) -> None:
         time.sleep(0.1 if names else 0)
 
 
-def _is_usable(definition: Mapping) -> bool:
+def _is_usable(definition: Mapping[str, Any]) -> bool:
     conditions = definition.get("status", {}).get("conditions") or ()
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 
-def _self_signed(folder) -> None:
+def _self_signed(folder: Path) -> None:
     command(
         *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
         *("-keyout", folder / "tls.key", "-out", folder / "tls.crt"),

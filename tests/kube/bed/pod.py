@@ -50,7 +50,7 @@ class Host:
     extra_env: Mapping[str, str]
     names_changed: Callable[[], None]
     points: MountPoints = field(default_factory=MountPoints)
-    numbers: itertools.count = field(default_factory=itertools.count)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
 
 
 class Pod:

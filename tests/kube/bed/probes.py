@@ -127,5 +127,7 @@ def _port(target: Mapping[str, Any], container: Container) -> int:
     port = target["port"]
     if isinstance(port, int):
         return port
-    named = {p.get("name"): p["containerPort"] for p in container.spec.get("ports", ())}
+    named: dict[str, int] = {
+        p.get("name"): p["containerPort"] for p in container.spec.get("ports", ())
+    }
     return named[port]
