@@ -147,6 +147,10 @@ def test_capacity_fills_only_what_was_left_open() -> None:
             on_pods({"gpus": 0.5, "cpus": 0.5, "pod": {"sharing": "kai-fraction:0.5"}}),
             r"profiles\.g\.cpus: .*whole CPUs",
         ),
+        (
+            on_pods({"gpus": 0.5, "pod": {"sharing": "kai-memory:4000"}}, queue="volcano:q"),
+            r"profiles\.g\.pod\.sharing: only KAI's scheduler knows kai-memory:4000",
+        ),
         (on_pods({"max_lanes": 2, "pod": {"sharing": "dra:d"}}), r"claim 'd' is one device"),
         (
             on_pods({"pod": {"volumes": [{"mount": "/a", "claim": "a", "secret": "b"}]}}),

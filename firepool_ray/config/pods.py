@@ -83,6 +83,11 @@ def check_pods(pool: PoolConfig) -> None:
         except ValueError as error:
             raise ValueError(f"profiles.{name}.{error}") from None
         shares = profile.pod.shares
+        if shares.kind.startswith("kai-") and kubernetes.admitter[0] != "kai":
+            raise ValueError(
+                f"profiles.{name}.pod.sharing: only KAI's scheduler knows {profile.pod.sharing}: "
+                "set kubernetes.queue to kai:QUEUE"
+            )
         if shares.kind == "dra":
             first, gpus = claims.setdefault(shares.value, (name, profile.gpus))
             if gpus != profile.gpus:

@@ -14,7 +14,8 @@ from firepool_ray.kube.sharing import Share
 
 def pool_of(**profiles: dict[str, Any]) -> PoolConfig:
     bounded = {name: {"max_lanes": 1, **profile} for name, profile in profiles.items()}
-    return PoolConfig.from_dict({"profiles": bounded, "kubernetes": {"name": "p"}})
+    settings = {"name": "p", "queue": "kai:team"}
+    return PoolConfig.from_dict({"profiles": bounded, "kubernetes": settings})
 
 
 def group_of(pool: PoolConfig, name: str) -> Object:
