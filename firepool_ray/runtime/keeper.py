@@ -40,6 +40,10 @@ _TREES_S = 1.0
 #: Between the end of a worker's last job and its kill, so that the reply has left the process.
 _REPLY_LINGER_S = 0.02
 _REPLY_MOST_S = 10.0
+#: Then all its threads must be at rest at so many looks in a row. Threads that user code left
+#: running never are: they are not waited for beyond this after the job's end.
+_REST_LOOKS, _REST_LOOK_S = 3, 0.003
+_REST_MOST_S = 1.0
 _KILL_WAIT_S = 5.0
 _SIGNAL_AGAIN_S = 0.1
 _RAY_WAIT_S = 0.3
@@ -367,3 +371,11 @@ class Keeper:
         if word.job and not ward.exited:
             rested_since = ward.rested_since or word.since
             await asyncio.sleep(max(0.0, rested_since + _REPLY_LINGER_S - time.monotonic()))
+            await self._let_rest(ward, rested_since + _REST_MOST_S)
+
+    async def _let_rest(self, ward: Ward, until: float) -> None:
+        """Ray sends the reply from a thread of its own, which may still wait for a processor."""
+        looks = 0
+        while looks < _REST_LOOKS and not ward.exited and time.monotonic() < until:
+            looks = looks + 1 if processes.is_at_rest(ward.pid) else 0
+            await asyncio.sleep(_REST_LOOK_S)

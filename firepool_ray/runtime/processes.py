@@ -62,6 +62,20 @@ def name_of(pid: int) -> str:
     return _read(pid, "comm").decode(errors="replace").rstrip("\n")
 
 
+def is_at_rest(pid: int) -> bool:
+    """Whether no thread of the process runs or waits for a processor; True if it is gone.
+
+    What a process was about to do when it got no processor, it has still to do: a pause of fixed
+    length says nothing about that, the states of its threads do.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    stats = (_read(pid, f"task/{thread}/stat") for thread in threads)
+    return all(text[text.rfind(b")") + 2 :][:1] not in (b"R", b"D") for text in stats)
+
+
 def rss_bytes(pid: int) -> int:
     """Resident memory of a process; 0 if it is gone."""
     fields = _read(pid, "statm").split()

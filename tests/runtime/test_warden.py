@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -115,6 +116,31 @@ def test_a_worker_is_not_ended_before_its_last_value_is_stored(node: Any, victim
     hear(node, victim, "ended")
     assert node.ask("retire", node.epoch, victim.name) == ""
     assert ray.get(done.ref).nbytes == 200_000_000
+
+
+def test_a_reply_that_waits_for_a_processor_is_not_cut_off(node: Any, victim: Any) -> None:
+    """Ray sends it from a thread of its own, after the job's word says "ended"."""
+    spinners = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=_on_one_processor)
+        for _ in range(4)
+    ]
+    try:
+        for thread in os.listdir(f"/proc/{victim.pid}/task"):
+            os.sched_setaffinity(int(thread), {0})
+        done = victim.submit(sleep, 0.5)
+        wait_until_running(node, victim, done.job)
+        assert victim.revoke("drain") == "draining"
+        hear(node, victim, "ended")
+        assert node.ask("retire", node.epoch, victim.name) == ""
+        assert done.header().outcome == "ok"
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+
+
+def _on_one_processor() -> None:
+    os.sched_setaffinity(0, {0})
 
 
 # ---------------------------------------------------------------- ending
