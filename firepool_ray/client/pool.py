@@ -31,6 +31,7 @@ from firepool_ray.core.model import Caller, JobClass, ReuseKey
 from firepool_ray.core.pump_events import INF, JobSubmitted
 from firepool_ray.errors import PoolClosed, QueueFull, UnknownName, UsageError
 from firepool_ray.runtime.context import JobContext, current_job
+from firepool_ray.runtime.processes import MARKER
 
 if TYPE_CHECKING:
     from firepool_ray.client.transport import Connection
@@ -55,7 +56,7 @@ class Client:
         self._classes: dict[tuple[Options, Caller | None], JobClass] = {}
         self._engine = Engine(self.id, transport, self.config.window_s, build_code)
         self._arrivals = Arrivals(transport)
-        self._is_worker = "FIREPOOL_WORKER" in os.environ
+        self._is_worker = MARKER in os.environ
         self._job_scopes = JobScopes(self._engine) if self._is_worker else None
         self._task_scopes = TaskScopes(self._engine) if transport.in_ray_task() else None
         self._engine.job_scopes = self._job_scopes
