@@ -274,7 +274,7 @@ def test_a_worker_that_is_killed_is_reported_and_its_orphans_are_swept(
 
 def test_a_job_that_never_arrived_is_fenced_off(node: Any, victim: Any) -> None:
     assert victim.submit(echo, 1).value() == 1
-    assert node.ask("settle", victim.name, victim.fence, "lost") == (False, False, True, "")
+    assert node.ask("settle", victim.name, victim.fence, "lost") == (False, False, True, "", "")
     assert victim.submit(echo, 2).outcome() == "refused"
     assert hear(node, victim, "ended")[-1].fence == victim.fence
 
@@ -283,7 +283,7 @@ def test_running_and_finished_jobs_are_told_apart(node: Any, victim: Any) -> Non
     done = victim.submit(sleep, 0.3)
     wait_until_running(node, victim, done.job)
     assert done.value() == "slept"
-    assert node.ask("settle", victim.name, victim.fence, done.job) == (True, False, True, "")
+    assert node.ask("settle", victim.name, victim.fence, done.job) == (True, False, True, "", "")
     assert victim.submit(echo, 2).value() == 2
     assert node.ask("kill_worker", victim.name, Fence(1, 1), done.job) is False
     assert victim.is_alive()
