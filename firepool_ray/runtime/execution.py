@@ -95,11 +95,11 @@ class Executor:
                 _end_forked_child(self._error)
             self._border.restore()
         except BaseException as late:
+            self._border.restore()  # first of all: the job's timer may go off again at once
             if getpid() != self._pid:
                 _end_forked_child(late)
             if self._error is None:
                 self._error = late.__context__ or late
-            self._border.restore()
 
     def _load_and_call(self, call: JobCall, nested: Sequence[Any], refs: Sequence[Any]) -> None:
         if (

@@ -175,7 +175,14 @@ class PoolWorker:
         except BaseException as error:
             # Not user code's doing in its own job: an asynchronous exception from a thread that an
             # earlier job left behind, or a bug of ours. The lease must come back all the same.
-            return self._recover(fence, call, received, error)
+            broken_off = error
+        while True:  # a timer of the job may still be on: nothing else comes before it is off
+            try:
+                self._executor.restore()
+                break
+            except BaseException:  # its handler again
+                continue
+        return self._recover(fence, call, received, broken_off)
 
     def _run(
         self, fence: Fence, call: JobCall, has_nested: bool, refs: tuple[Any, ...], received: float
@@ -290,7 +297,6 @@ class PoolWorker:
 
     def _recover(self, fence: Fence, call: JobCall, received: float, error: BaseException) -> Reply:
         _log.error("job %s: unexpected %r outside of its code", call.job, error, exc_info=error)
-        self._executor.restore()
         context.leave_job()
         word = self._word.read()
         if word.job != call.job:
