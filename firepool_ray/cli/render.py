@@ -152,6 +152,7 @@ def _kubernetes(said: Mapping[str, Any] | None) -> str:
         ),
     )
     wrong = [f"cannot be read: {said['problem']}"] if said["problem"] else []
+    wrong += [f"queue {name} goes by the pool file: {why}" for name, why in said["queues"].items()]
     return "\n".join(part for part in (pods, *wrong, *said["shortages"]) if part)
 
 

@@ -223,6 +223,11 @@ class KubernetesConfig(Group):
     #: Who admits these pods: ``kueue:LOCALQUEUE``, ``kai:QUEUE``, ``volcano:QUEUE``,
     #: ``yunikorn:root.queue``. "": the cluster's scheduler alone.
     queue: str = ""
+    #: Where YuniKorn's REST API answers, HOST:PORT: a queue with ``cluster_queue: yunikorn:...``
+    #: is read from there.
+    yunikorn: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]+$")] = (
+        "yunikorn-service.yunikorn:9080"
+    )
     #: DRA device class of the claims that ``pod.sharing: dra:CLAIM`` names.
     device_class: Annotated[str, Field(min_length=1)] = "gpu.nvidia.com"
     #: Only pods of this RayCluster, jobs of its namespace and Ray's operator may call Ray.

@@ -38,12 +38,12 @@ QUEUES: dict[str, tuple[Resource, ...]] = {
         ("kueue.x-k8s.io", "localqueues"),
         ("kueue.x-k8s.io", "workloads"),
     ),
-    "kai": (("scheduling.run.ai", "queues"), ("scheduling.run.ai", "podgroups")),
+    "kai": (("scheduling.run.ai", "queues"),),
     "volcano": (
         ("scheduling.volcano.sh", "queues"),
         ("scheduling.volcano.sh", "podgroups"),
     ),
-    "yunikorn": (("", "namespaces"), ("", "resourcequotas"), ("", "pods")),
+    "yunikorn": (),  # asked directly, without the API server
 }
 
 

@@ -12,31 +12,33 @@ from dataclasses import dataclass, field
 from firepool_ray.config.kubernetes import KubernetesConfig
 from firepool_ray.kube.api import RESOURCE_QUOTA, Kind
 
-#: Newest first: a Kueue serves one or both.
-KUEUE_WORKLOADS = tuple(
-    Kind(f"kueue.x-k8s.io/{version}", "Workload", "workloads") for version in ("v1beta2", "v1beta1")
-)
-_QUOTA = (RESOURCE_QUOTA,)
-_KAI = (Kind("scheduling.run.ai/v2", "Queue", "queues", namespaced=False),)
-_VOLCANO = (Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues", namespaced=False),)
-_LOCAL_QUEUES = tuple(
-    Kind(f"kueue.x-k8s.io/{version}", "LocalQueue", "localqueues")
-    for version in ("v1beta2", "v1beta1")
-)
-_CLUSTER_QUEUES = tuple(
-    Kind(f"kueue.x-k8s.io/{version}", "ClusterQueue", "clusterqueues", namespaced=False)
-    for version in ("v1beta2", "v1beta1")
-)
+_KUEUE_VERSIONS = ("v1beta2", "v1beta1")
+
+
+def _kueue(kind: str, plural: str, namespaced: bool = True) -> tuple[Kind, ...]:
+    """Newest first: a Kueue serves one version or both."""
+    return tuple(
+        Kind(f"kueue.x-k8s.io/{version}", kind, plural, namespaced) for version in _KUEUE_VERSIONS
+    )
+
+
+KUEUE_WORKLOADS = _kueue("Workload", "workloads")
+KUEUE_LOCAL_QUEUES = _kueue("LocalQueue", "localqueues")
+KUEUE_CLUSTER_QUEUES = _kueue("ClusterQueue", "clusterqueues", namespaced=False)
+KUEUE_COHORTS = _kueue("Cohort", "cohorts", namespaced=False)
+KAI_KINDS = (Kind("scheduling.run.ai/v2", "Queue", "queues", namespaced=False),)
+VOLCANO_KINDS = (Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues", namespaced=False),)
+VOLCANO_POD_GROUP_KINDS = (Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups"),)
 #: (kind of queue, what it does for the pool) -> what must be there. YuniKorn's queues are none of
 #: Kubernetes' objects.
 QUEUE_KINDS: dict[tuple[str, str], tuple[Kind, ...]] = {
-    ("kueue", "admits"): _LOCAL_QUEUES,
-    ("kueue", "signals"): _CLUSTER_QUEUES,
-    ("kai", "admits"): _KAI,
-    ("kai", "signals"): _KAI,
-    ("volcano", "admits"): _VOLCANO,
-    ("volcano", "signals"): _VOLCANO,
-    ("quota", "signals"): _QUOTA,
+    ("kueue", "admits"): KUEUE_LOCAL_QUEUES,
+    ("kueue", "signals"): KUEUE_CLUSTER_QUEUES,
+    ("kai", "admits"): KAI_KINDS,
+    ("kai", "signals"): KAI_KINDS,
+    ("volcano", "admits"): VOLCANO_KINDS,
+    ("volcano", "signals"): VOLCANO_KINDS,
+    ("quota", "signals"): (RESOURCE_QUOTA,),
 }
 
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"

@@ -122,8 +122,12 @@ class ClusterView:
         """Why this view may be stale; "" while both watches stand."""
         return self._pods.error or self._cluster.error
 
+    def raw(self) -> list[Object]:
+        """The pods as Kubernetes says them; not to be changed."""
+        return self._pods.objects()
+
     def pods(self) -> Iterator[PodFacts]:
-        for pod in self._pods.objects():
+        for pod in self.raw():
             yield facts_of(pod)
 
     def pod_at(self, ip: str) -> PodFacts | None:

@@ -37,12 +37,17 @@ class Watched:
         fields: str = "",
         namespace: str = "",
         on_change: Callable[[Change, Object], None] | None = None,
+        watch_s: float = WATCH_S,
+        trim: Callable[[Object], Object] | None = None,
     ) -> None:
+        """``trim``: what is kept of an object; its ``metadata`` must name and version it."""
         self.kind = kind
         self.error = ""  #: why it cannot be read now
         self._kube = kube
         self._selectors = {"labels": labels, "fields": fields, "namespace": namespace}
         self._on_change = on_change
+        self._watch_s = watch_s
+        self._trim = trim or (lambda item: item)
         self._objects: dict[str, Object] = {}
         self._lock = threading.Lock()
         self._read_at = 0.0
@@ -103,7 +108,7 @@ class Watched:
 
     def _list(self) -> str:
         items, version = self._kube.list(self.kind, **self._selectors)
-        found = {_key(item): item for item in items}
+        found = {_key(item): self._trim(item) for item in items}
         with self._lock:
             before, self._objects = self._objects, found
         self.error = ""
@@ -119,7 +124,7 @@ class Watched:
         return version
 
     def _watch(self, version: str) -> str:
-        watch = self._kube.watch(self.kind, version, timeout_s=WATCH_S, **self._selectors)
+        watch = self._kube.watch(self.kind, version, timeout_s=self._watch_s, **self._selectors)
         for change, item in watch:
             if self._stopped.is_set():
                 break
@@ -127,6 +132,7 @@ class Watched:
             version = _version(item) or version
             if change == "BOOKMARK":
                 continue
+            item = self._trim(item)
             with self._lock:
                 if change == "DELETED":
                     self._objects.pop(_key(item), None)

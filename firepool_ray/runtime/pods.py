@@ -20,6 +20,8 @@ from firepool_ray.core import events as ev
 from firepool_ray.errors import KubeError
 from firepool_ray.kube.api import Kube
 from firepool_ray.kube.nodes import ClusterView, PodFacts
+from firepool_ray.kube.queues import Own
+from firepool_ray.runtime.signals import Signals
 from firepool_ray.runtime.wardens import Link, NodeGone, Wardens
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class Pods:
         self._wardens = wardens
         self._loop = asyncio.get_running_loop()
         self._view: ClusterView | None = None
+        self._signals = Signals(config, feed)
         self._draining: dict[str, str] = {}  #: node id -> pod whose deletion has begun
         self._tasks: set[asyncio.Task[None]] = set()
         self.problem = ""  #: why Kubernetes cannot be asked
@@ -61,11 +64,14 @@ class Pods:
         self._view = ClusterView(kube, settings.name, self._heard).start()
         if not await asyncio.to_thread(self._view.wait_ready, READY_S):
             log.warning("Kubernetes does not answer yet: %s", self._view.problem())
+        own = Own(kube.namespace, settings.name, self._view.raw)
+        self._signals.start(kube, own)
         for profile in self._config.profiles:
             if shortage := self.shortage(profile):
                 log.warning("%s", shortage)
 
     def stop(self) -> None:
+        self._signals.stop()
         if self._view is not None:
             self._view.stop()
 
@@ -149,4 +155,5 @@ class Pods:
             "pods": [pod._asdict() for pod in pods],
             "groups": [g._asdict() for g in self._view.groups()] if self._view is not None else [],
             "shortages": shortages,
+            "queues": dict(self._signals.problems),
         }

@@ -18,6 +18,8 @@ class FakeKube:
         self.namespace = namespace
         self.requests: list[str] = []
         self.failure: KubeError | None = None
+        #: API versions that this server does not know.
+        self.unserved: set[str] = set()
         self._objects: dict[str, dict[str, Object]] = {}
         self._version = 0
         self._watches: list[tuple[str, queue.Queue[Any]]] = []
@@ -49,6 +51,9 @@ class FakeKube:
         for plural, heard in self._watches:
             if plural == kind.plural:
                 heard.put((change, item))
+
+    def serves(self, kind: Kind) -> bool:
+        return kind.api_version not in self.unserved
 
     def list(self, kind: Kind, **_: str) -> tuple[list[Object], str]:
         self.requests.append(f"list {kind.plural}")
