@@ -19,9 +19,9 @@ demo: $(INSTALLED) ## the main job: learn CartPole through the pool
 test: $(INSTALLED) ## all tests (TEST_ARGS="-k name" for some)
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
-# The build takes 8 minutes on two cores, once.
+# The build takes a quarter of an hour on two cores, once.
 test-kube: $(INSTALLED) ## tests on a Kubernetes cluster of this machine (needs root and Go)
-	@$(BIN)/python -m tests.kube.bed build $(BED_ARGS)
+	@$(BIN)/python -m tests.kube.bed build
 	@$(BIN)/python -m tests.kube.bed enter -- \
 		$(BIN)/python -m pytest $(or $(TEST_KUBE),tests/kube/cluster) $(TEST_ARGS)
 

@@ -37,6 +37,8 @@ from firepool_ray.core.state import Pool, Queue, Worker, new_pool
 from firepool_ray.errors import IllegalTransition
 
 INF = float("inf")
+#: When a signal was read is known from its age, to within this.
+SAME_S = 0.01
 
 
 class Machine:
@@ -188,7 +190,7 @@ def _on_signal(pool: Pool, event: ev.QueueSignal) -> None:
     fresh_until = event.at - event.age_s + pool.spec.signal_stale_s
     if queue.signal is not None:
         known_until = queue.signal.at - queue.signal.age_s + pool.spec.signal_stale_s
-        if fresh_until < known_until:
+        if fresh_until < known_until - SAME_S:
             return  # older than what is known
     queue.signal = event
     pool.agenda.set(("signal", event.queue), max(event.at, fresh_until))

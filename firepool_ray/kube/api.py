@@ -150,7 +150,8 @@ class Kube:
     ) -> Iterator[tuple[str, Object]]:
         """(type, object) of every change after ``resource_version``, until ``timeout_s``.
 
-        Raises ``KubeError`` (status 410: too old, list again).
+        Returns once the server has agreed. Raises ``KubeError``, then and while it is followed
+        (status 410: too old, list again).
         """
         query = _query(
             watch="1",
@@ -162,21 +163,7 @@ class Kube:
         )
         path = self._path(kind, "", namespace) + query
         response = self._send("GET", path, timeout_s=(CALL_S, timeout_s + CALL_S), stream=True)
-        try:
-            rest = b""
-            for chunk in response.stream(amt=None, decode_content=False):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in filter(None, lines):
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        said = event["object"]
-                        raise KubeError(f"watch {path}: {said.get('message')}", said.get("code", 0))
-                    yield event["type"], event["object"]
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise KubeError(f"watch {path} broke: {error}") from None
-        finally:
-            response.release_conn()
-            response.close()
+        return _changes(path, response)
 
     # ------------------------------------------------------------ writing (with the user's rights)
 
@@ -271,7 +258,7 @@ class Kube:
         body: Any = None,
         content: str = "application/json",
         *,
-        timeout_s: tuple[float, float],
+        timeout_s: tuple[float, float],  # to connect; between two pieces of the answer
         stream: bool = False,
     ) -> Any:
         headers = {"Accept": "application/json", "User-Agent": self._client.user_agent}
@@ -287,7 +274,7 @@ class Kube:
                 self._client.configuration.host + path,
                 body=None if body is None else json.dumps(body).encode(),
                 headers=headers,
-                timeout=urllib3.Timeout(*timeout_s),
+                timeout=urllib3.Timeout(connect=timeout_s[0], read=timeout_s[1]),
                 preload_content=not stream,
                 retries=False,
             )
@@ -297,6 +284,24 @@ class Kube:
             data = response.data if not stream else response.read()
             raise KubeError(f"{what}: {_message(data)}", response.status)
         return response
+
+
+def _changes(path: str, response: Any) -> Iterator[tuple[str, Object]]:
+    try:
+        rest = b""
+        for chunk in response.stream(amt=None, decode_content=False):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in filter(None, lines):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    said = event["object"]
+                    raise KubeError(f"watch {path}: {said.get('message')}", said.get("code", 0))
+                yield event["type"], event["object"]
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise KubeError(f"watch {path} broke: {error}") from None
+    finally:
+        response.release_conn()
+        response.close()
 
 
 def _query(**parameters: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from firepool_ray.errors import KubeError
@@ -22,6 +22,8 @@ Change = Literal["ADDED", "MODIFIED", "DELETED"]
 WATCH_S = 60.0
 #: Pauses after a failure.
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 30.0
+#: A watch that ends sooner is not taken up again at once: a server in trouble agrees and closes.
+BRIEF_S = 1.0
 _TOO_OLD = 410
 
 
@@ -93,8 +95,11 @@ class Watched:
         while not self._stopped.is_set():
             try:
                 version = version or self._list()
-                version = self._watch(version)
-                pause_s = BACKOFF_S
+                changes = self._open(version)
+                pause_s, began = BACKOFF_S, time.monotonic()
+                version = self._follow(changes, version)
+                if time.monotonic() - began < BRIEF_S:
+                    self._stopped.wait(BACKOFF_S)
             except KubeError as error:
                 if error.status == _TOO_OLD:
                     version = ""
@@ -123,12 +128,16 @@ class Watched:
                 self._tell("MODIFIED", item)
         return version
 
-    def _watch(self, version: str) -> str:
-        watch = self._kube.watch(self.kind, version, timeout_s=self._watch_s, **self._selectors)
-        for change, item in watch:
+    def _open(self, version: str) -> Iterator[tuple[str, Object]]:
+        found = self._kube.watch(self.kind, version, timeout_s=self._watch_s, **self._selectors)
+        self.error = ""
+        return found
+
+    def _follow(self, changes: Iterator[tuple[str, Object]], version: str) -> str:
+        """The version to go on from, when the request has ended."""
+        for change, item in changes:
             if self._stopped.is_set():
                 break
-            self.error = ""
             version = _version(item) or version
             if change == "BOOKMARK":
                 continue
@@ -140,7 +149,6 @@ class Watched:
                     self._objects[_key(item)] = item
             if change in ("ADDED", "MODIFIED", "DELETED"):
                 self._tell(change, item)  # type: ignore[arg-type]
-        self.error = ""
         return version
 
     def _tell(self, change: Change, item: Object) -> None:

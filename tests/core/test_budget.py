@@ -519,6 +519,8 @@ def test_an_older_reading_changes_nothing() -> None:
     assert desk.pool.queues["default"].quota == 1.0
     signal(desk, 12.0, quota=2.0, age_s=2.0)  # read at 10 as well: the later word counts
     assert desk.pool.queues["default"].quota == 2.0
+    signal(desk, 13.0, quota=5.0, age_s=3.000001)  # the same, as far as clocks can tell
+    assert desk.pool.queues["default"].quota == 5.0
 
 
 @pytest.mark.parametrize(

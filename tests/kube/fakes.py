@@ -43,9 +43,14 @@ class FakeKube:
             if not silent:
                 self._tell(kind, "DELETED", item)
 
+    def watching(self, plural: str) -> bool:
+        """Whether somebody watches it now."""
+        return any(watched == plural for watched, _ in self._watches)
+
     def break_watches(self, error: KubeError) -> None:
         for _, heard in self._watches:
             heard.put(error)
+        self._watches.clear()
 
     def _tell(self, kind: Kind, change: str, item: Object) -> None:
         for plural, heard in self._watches:
@@ -72,6 +77,9 @@ class FakeKube:
                 if int(item["metadata"]["resourceVersion"]) > int(resource_version):
                     heard.put(("MODIFIED", item))
             self._watches.append((kind.plural, heard))
+        return self._changes(heard)
+
+    def _changes(self, heard: queue.Queue[Any]) -> Iterator[tuple[str, Object]]:
         while True:
             item = heard.get(timeout=30)
             if isinstance(item, KubeError):

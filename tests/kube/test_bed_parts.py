@@ -186,7 +186,7 @@ def test_what_is_missing_is_said_in_one_line(
     monkeypatch.setenv("PATH", path)
     monkeypatch.setattr("os.geteuid", lambda: uid)
     with pytest.raises(BedError, match=said) as caught:
-        binaries.build(kueue=False)
+        binaries.build()
     assert "\n" not in str(caught.value)
 
 
@@ -203,5 +203,5 @@ def test_an_old_or_absent_go_is_said_in_one_line(
         (tmp_path / "go").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if script else str(tmp_path))
     with pytest.raises(BedError, match=said) as caught:
-        binaries.build(kueue=False)
+        binaries.build()
     assert "\n" not in str(caught.value)

@@ -103,3 +103,39 @@ def test_what_cannot_be_read_keeps_its_last_value_and_grows_old(
     kube.put(CONFIG_MAP, item("b"))
     eventually(lambda: watched.get("b"))
     assert (watched.error, watched.age_s()) == ("", 0.0)
+
+
+def test_a_watch_that_stands_again_is_current_though_nothing_happens(
+    kube: FakeKube, watched: Watched
+) -> None:
+    kube.failure = KubeError("the API server does not answer")
+    kube.break_watches(kube.failure)
+    eventually(lambda: watched.error)
+    kube.failure = None
+    eventually(lambda: not watched.error)
+    assert watched.age_s() == 0.0
+
+
+def test_after_an_answer_the_pauses_are_short_again(
+    kube: FakeKube, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a quiet watch breaks: what happens meanwhile is noticed late otherwise."""
+    pauses: list[float] = []
+    wait = watched._stopped.wait
+    monkeypatch.setattr(watched._stopped, "wait", lambda s: pauses.append(s) or wait(s))
+    for number in range(4):
+        kube.break_watches(KubeError("broken"))
+        eventually(lambda n=number: len(pauses) > n and not watched.error)  # type: ignore[misc]
+        eventually(lambda: kube.watching("configmaps"))
+    assert pauses == [0.01] * 4
+
+
+def test_a_server_that_closes_every_watch_is_not_stormed(
+    kube: FakeKube, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "BACKOFF_S", 0.2)
+    began = time.monotonic()
+    for _ in range(3):
+        eventually(lambda: kube.watching("configmaps"))
+        kube.end_watches()
+    assert time.monotonic() - began >= 0.4

@@ -18,7 +18,7 @@ from firepool_ray.kube.nodes import CLUSTER_LABEL
 from firepool_ray.kube.watching import Watched
 
 #: One watch request of queues lives so long: they change seldom, and every request counts.
-WATCH_S = 300.0
+WATCH_S = 120.0
 #: KAI's share of a GPU, which is in no resource of the pod.
 _FRACTION, _FRACTIONS = "gpu-fraction", "gpu-fraction-num-devices"
 

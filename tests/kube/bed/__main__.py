@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from tests.kube.bed import binaries, private
+from tests.kube.bed import binaries, private, schedulers
 from tests.kube.bed.bed import Bed
 from tests.kube.bed.nodes import DEFAULT_NODES
 from tests.kube.bed.process import BedError
@@ -19,7 +19,8 @@ def main(argv: list[str]) -> int:
     options, command = _parser().parse_args(argv[:cut]), argv[cut + 1 :]
     try:
         if options.mode == "build":
-            binaries.build(kueue=options.kueue)
+            binaries.build()
+            schedulers.build()
             return 0
         if not command:
             raise BedError(f"{options.mode} needs a command after --")
@@ -47,8 +48,7 @@ def _with_cluster(options: argparse.Namespace, command: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.kube.bed", description=__doc__)
     modes = parser.add_subparsers(dest="mode", required=True, metavar="build|run|enter")
-    build = modes.add_parser("build", help="build the programs of the cluster, with Go")
-    build.add_argument("--kueue", action="store_true", help="Kueue as well")
+    modes.add_parser("build", help="build the programs of the cluster, with Go")
     for name in ("run", "inside"):
         run = modes.add_parser(name, help="a cluster around: -- COMMAND (KUBECONFIG is set)")
         run.add_argument("--nodes", default=DEFAULT_NODES)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from kubernetes import client, config
 
-from tests.kube.bed import binaries, operators, private
+from tests.kube.bed import binaries, operators, private, schedulers
 from tests.kube.bed.audit import Audit
 from tests.kube.bed.controlplane import ADMIN, ControlPlane
 from tests.kube.bed.faults import Faults
@@ -89,6 +89,10 @@ class Bed:
     def apply(self, manifests: Iterable[Object]) -> list[Object]:
         """Creates or changes objects, in order; returns what the API server made of them."""
         return [self._rest.apply(manifest) for manifest in manifests]
+
+    def define(self, scheduler: str) -> None:
+        """Lets the objects of "kai" or "volcano" be created; nothing acts on them."""
+        operators.define(self._rest, schedulers.definitions(scheduler))
 
     def pods(self, selector: str = "") -> list[client.V1Pod]:
         """Of the default namespace, by a label selector."""

@@ -21,6 +21,7 @@ from tests.kube.bed.process import BedError
 
 KUBERAY = "1.5.0"
 KUEUE = "0.17.0"
+PROGRAMS = ("etcd", "controlplane", "kuberay", "kueue")
 _GO_NEEDED = (1, 24)
 _SOURCES = Path(__file__).parent / "go"
 _TOOLS = {
@@ -77,21 +78,19 @@ def require(*programs: str) -> None:
     problem = missing_tool()
     absent = [program for program in programs if not is_built(program)]
     if problem is None and absent:
-        flag = " --kueue" if "kueue" in absent else ""
-        problem = f"{', '.join(absent)} not built: run python -m tests.kube.bed build{flag}"
+        problem = f"{', '.join(absent)} not built: run python -m tests.kube.bed build"
     if problem is not None:
         raise BedError(problem)
 
 
-def build(*, kueue: bool) -> None:
+def build() -> None:
     """Builds what is not there yet; raises ``BedError`` in one line for what is missing."""
     problem = missing_tool()
     if problem is not None:
         raise BedError(problem)
-    programs = ["etcd", "controlplane", "kuberay", *(["kueue"] if kueue else [])]
-    wanted = [program for program in programs if not is_built(program)]
+    wanted = [program for program in PROGRAMS if not is_built(program)]
     if wanted:
-        _require_go()
+        require_go()
         cache_folder().mkdir(parents=True, exist_ok=True)
     for program in wanted:
         print(f"building {path_of(program).name} (minutes, once)", file=sys.stderr, flush=True)
@@ -118,7 +117,7 @@ def _compile(program: str) -> None:
         for name, value in told.items():
             flags += f" -X k8s.io/component-base/version.{name}={value}"
     out = path_of(program).with_suffix(".new")
-    _go("build", "-trimpath", f"-ldflags={flags}", "-o", str(out), ".", cwd=_SOURCES / program)
+    go("build", "-trimpath", f"-ldflags={flags}", "-o", str(out), ".", cwd=_SOURCES / program)
     out.replace(path_of(program))
 
 
@@ -128,7 +127,7 @@ def _install(program: str) -> None:
         "kueue": (f"{_KUEUE_MODULE}/cmd/kueue@v{KUEUE}", "kueue"),
     }[program]
     folder = cache_folder() / f"{program}.new"
-    _go("install", "-ldflags=-s -w", module, cwd=cache_folder(), GOBIN=str(folder))
+    go("install", "-ldflags=-s -w", module, cwd=cache_folder(), GOBIN=str(folder))
     (folder / main).replace(path_of(program))
     folder.rmdir()
 
@@ -136,7 +135,7 @@ def _install(program: str) -> None:
 def _keep_definitions(program: str) -> None:
     """As JSON, which is read a hundred times as fast as YAML."""
     module, folder = _DEFINITIONS[program]
-    source = Path(_go("env", "GOMODCACHE", cwd=cache_folder()).strip()) / module / folder
+    source = Path(go("env", "GOMODCACHE", cwd=cache_folder()).strip()) / module / folder
     found = [yaml.safe_load(file.read_text()) for file in sorted(source.glob("*.yaml"))]
     if not found:
         raise BedError(f"no definitions in {source}")
@@ -167,17 +166,19 @@ def _files(folder: Path) -> Iterator[Path]:
     yield from (folder / name for name in ("go.mod", "go.sum", "main.go"))
 
 
-def _require_go() -> None:
+def require_go() -> None:
+    """Raises ``BedError`` in one line where Go is missing or too old."""
     needed = ".".join(map(str, _GO_NEEDED))
     if shutil.which("go") is None:
         raise BedError(f"building the test cluster needs Go {needed} or newer: no command go")
-    found = re.search(r"go(\d+)\.(\d+)", _go("version", cwd=Path("/")))
+    found = re.search(r"go(\d+)\.(\d+)", go("version", cwd=Path("/")))
     if found is None or (int(found[1]), int(found[2])) < _GO_NEEDED:
         have = found[0] if found else "unknown"
         raise BedError(f"building the test cluster needs Go {needed} or newer: this is {have}")
 
 
-def _go(*argv: str, cwd: Path, **env: str) -> str:
+def go(*argv: str, cwd: Path, **env: str) -> str:
+    """What it printed; raises ``BedError`` with the end of what went wrong."""
     done = subprocess.run(
         ["go", *argv],
         cwd=cwd,

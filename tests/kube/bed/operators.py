@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _KUEUE = {
 
 def start_kuberay(plane: ControlPlane, rest: Rest) -> None:
     """Returns once RayClusters can be created."""
-    define(rest, "kuberay")
+    define(rest, binaries.definitions("kuberay"))
     plane.run(
         "kuberay",
         [
@@ -46,7 +46,7 @@ def start_kuberay(plane: ControlPlane, rest: Rest) -> None:
 
 def start_kueue(plane: ControlPlane, rest: Rest) -> None:
     """Returns once queues can be created. Elastic RayClusters are on."""
-    define(rest, "kueue")
+    define(rest, binaries.definitions("kueue"))
     rest.post("/api/v1/namespaces", {"metadata": {"name": "kueue-system"}})
     folder = plane.directory / "kueue"
     folder.mkdir()
@@ -70,10 +70,10 @@ def start_kueue(plane: ControlPlane, rest: Rest) -> None:
     )
 
 
-def define(rest: Rest, program: str) -> None:
-    """Creates a program's resource definitions and waits until they can be used."""
+def define(rest: Rest, definitions: Iterable[Mapping[str, object]]) -> None:
+    """Creates custom resource definitions and waits until they can be used."""
     names = []
-    for definition in binaries.definitions(program):
+    for definition in definitions:
         names.append(rest.post(_DEFINITION_PATH, definition)["metadata"]["name"])
     deadline = time.monotonic() + _ESTABLISHED_S
     while names:

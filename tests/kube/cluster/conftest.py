@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kube.bed import Bed, binaries
+from tests.kube.bed import Bed
 from tests.kube.bed.nodes import DEFAULT_NODES
 
 
@@ -18,7 +18,5 @@ def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
     nodes = getattr(request.module, "NODES", DEFAULT_NODES)
     kueue = getattr(request.module, "KUEUE", False)
     operator = getattr(request.module, "OPERATOR", True)
-    if kueue and not binaries.is_built("kueue"):
-        pytest.skip("Kueue is not built: make test-kube BED_ARGS=--kueue")
     with Bed(nodes, kueue=kueue, operator=operator) as bed:
         yield bed
