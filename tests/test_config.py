@@ -157,6 +157,11 @@ def test_capacity_fills_only_what_was_left_open() -> None:
             r"volumes\.0: a volume has exactly one of",
         ),
         ({**GPU, "queues": {"q": {"cluster_queue": "quota:a"}}}, r"needs NAMESPACE/RESOURCEQUOTA"),
+        (
+            {**GPU, "queues": {"q": {"cluster_queue": "kueue:a"}}},
+            r"queues\.q\.cluster_queue: only a pool on Kubernetes can follow one",
+        ),
+        (on_pods({}, yunikorn="http://x"), r"kubernetes\.yunikorn"),
     ],
 )
 def test_a_mistake_names_the_key_and_what_is_allowed(data: dict[str, Any], message: str) -> None:

@@ -65,6 +65,12 @@ def check_pods(pool: PoolConfig) -> None:
     """What several settings together get wrong. Raises ``ValueError`` with the path of the key."""
     kubernetes = pool.kubernetes
     if kubernetes is None:
+        following = [name for name, queue in pool.queues.items() if queue.cluster_queue]
+        if following:
+            raise ValueError(
+                f"queues.{following[0]}.cluster_queue: only a pool on Kubernetes can follow one: "
+                "add kubernetes: {}"
+            )
         return
     groups = groups_of(pool)
     if kubernetes.admitter[0] == "kueue" and len(groups) > KUEUE_GROUPS:

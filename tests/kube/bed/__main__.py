@@ -1,4 +1,4 @@
-"""``python -m tests.kube.bed``: build the programs, run a command with or beside a cluster."""
+"""``python -m tests.kube.bed``: check the machine, build the programs, run a command in a cluster."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ def main(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     options, command = _parser().parse_args(argv[:cut]), argv[cut + 1 :]
     try:
+        if options.mode == "check":
+            binaries.check()
+            return 0
         if options.mode == "build":
             binaries.build()
             schedulers.build()
@@ -47,8 +50,9 @@ def _with_cluster(options: argparse.Namespace, command: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.kube.bed", description=__doc__)
-    modes = parser.add_subparsers(dest="mode", required=True, metavar="build|run|enter")
+    modes = parser.add_subparsers(dest="mode", required=True, metavar="check|build|run|enter")
     modes.add_parser("build", help="build the programs of the cluster, with Go")
+    modes.add_parser("check", help="say what this machine lacks for it, if anything")
     for name in ("run", "inside"):
         run = modes.add_parser(name, help="a cluster around: -- COMMAND (KUBECONFIG is set)")
         run.add_argument("--nodes", default=DEFAULT_NODES)

@@ -83,6 +83,15 @@ def require(*programs: str) -> None:
         raise BedError(problem)
 
 
+def check() -> None:
+    """Raises ``BedError`` in one line if this machine can neither build nor run a bed."""
+    problem = missing_tool()
+    if problem is not None:
+        raise BedError(problem)
+    if not all(map(is_built, PROGRAMS)):
+        require_go()
+
+
 def build() -> None:
     """Builds what is not there yet; raises ``BedError`` in one line for what is missing."""
     problem = missing_tool()
