@@ -61,6 +61,7 @@ class Followed:
     def stop(self) -> None:
         if self._queues is not None:
             self._queues.stop()
+        self.kube.end_watches()
 
     def read(self) -> Reading:
         assert self._queues is not None

@@ -52,6 +52,10 @@ class Bench:
     def start(self) -> None:
         self.signals.start(self.kube, Own("default", "pool", list))  # type: ignore[arg-type]
 
+    def stop(self) -> None:
+        self.signals.stop()
+        self.kube.end_watches()
+
     async def until(self, what: Callable[[], object]) -> None:
         async with asyncio.timeout(10):
             while not what():
@@ -79,7 +83,7 @@ def test_a_change_is_passed_on_at_once_and_the_unknown_is_not(
         await bench.until(lambda: bench.last() == ("agents", 2, 2))
         assert bench.signals.problems == {}
         assert {event.queue for event in bench.fed} == {"rl", "agents"}
-        bench.signals.stop()
+        bench.stop()
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
@@ -102,7 +106,7 @@ def test_it_is_said_again_with_its_age_while_it_cannot_be_read(
         bench.kube.break_watches(KubeError("broken"))
         await bench.until(lambda: bench.fed[-1].age_s > 0.1)
         assert bench.last() == ("rl", 4, 4)
-        bench.signals.stop()
+        bench.stop()
 
     asyncio.run(scenario())
 
@@ -113,7 +117,7 @@ def test_a_pool_without_gpus_says_why_it_follows_nothing() -> None:
         bench.start()
         assert "no profile of this pool has GPUs" in bench.signals.problems["rl"]
         assert bench.kube.requests == []
-        bench.signals.stop()
+        bench.stop()
 
     asyncio.run(scenario())
 
@@ -124,6 +128,6 @@ def test_a_pool_whose_queues_follow_nobody_asks_nobody() -> None:
         bench.start()
         await asyncio.sleep(0)
         assert bench.kube.requests == [] and bench.signals.problems == {}
-        bench.signals.stop()
+        bench.stop()
 
     asyncio.run(scenario())
