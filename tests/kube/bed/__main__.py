@@ -1,4 +1,4 @@
-"""``python -m tests.kube.bed``: check this machine, build the programs, run something in a cluster."""
+"""``python -m tests.kube.bed``: check this machine, build the programs, run things in a cluster."""
 
 from __future__ import annotations
 
