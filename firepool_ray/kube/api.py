@@ -84,6 +84,8 @@ class Kube:
     """A connection and the namespace that calls without one mean. Safe to use from threads."""
 
     def __init__(self, client_: client.ApiClient, namespace: str, agent: str = "cli") -> None:
+        #: Sent so far. What a pool costs the API server is counted where it arises.
+        self.requests = 0
         self._client = client_
         self._client.user_agent = f"firepool/{version('firepool-ray')} ({agent})"
         self.namespace = namespace
@@ -208,6 +210,13 @@ class Kube:
             raise
         return True
 
+    def through(
+        self, service: str, port: int, method: str, path: str, body: Any = None
+    ) -> Object:
+        """What an HTTP service of the namespace answers, through the API server's proxy."""
+        root = f"/api/v1/namespaces/{quote(self.namespace)}/services/{quote(service)}:{port}/proxy"
+        return self._json(method, root + path, body)
+
     def may(self, verb: str, kind: Kind, namespace: str = "") -> bool:
         """Whether these credentials are allowed to (asks a SelfSubjectAccessReview)."""
         attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
@@ -266,6 +275,7 @@ class Kube:
             headers["Content-Type"] = content
         for scheme in self._client.configuration.auth_settings().values():  # refreshes tokens
             headers[scheme["key"]] = scheme["value"]
+        self.requests += 1
         pool = self._client.rest_client.pool_manager
         what = f"{method} {path.partition('?')[0]}"
         try:

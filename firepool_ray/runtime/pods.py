@@ -45,6 +45,7 @@ class Pods:
         self._feed = feed
         self._wardens = wardens
         self._loop = asyncio.get_running_loop()
+        self._kube: Kube | None = None
         self._view: ClusterView | None = None
         self._signals = Signals(config, feed)
         self._draining: dict[str, str] = {}  #: node id -> pod whose deletion has begun
@@ -61,6 +62,7 @@ class Pods:
             self.problem = str(error)
             log.warning("pods are not watched: %s", error)
             return
+        self._kube = kube
         self._view = ClusterView(kube, settings.name, self._heard).start()
         if not await asyncio.to_thread(self._view.wait_ready, READY_S):
             log.warning("Kubernetes does not answer yet: %s", self._view.problem())
@@ -155,5 +157,6 @@ class Pods:
             "pods": [pod._asdict() for pod in pods],
             "groups": [g._asdict() for g in self._view.groups()] if self._view is not None else [],
             "shortages": shortages,
+            "requests": self._kube.requests if self._kube is not None else 0,
             "queues": dict(self._signals.problems),
         }

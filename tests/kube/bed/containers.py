@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kube.bed.environment import expand
-from tests.kube.bed.sandbox import HOME, Sandbox
+from tests.kube.bed.sandbox import HOME, OWN, Sandbox
 
 _CHDIR = 'cd "$0" 2>/dev/null || cd /; exec "$@"'
 
@@ -35,6 +35,7 @@ class Ended:
     started_at: str
     finished_at: str
     container_id: str
+    message: str = ""  #: what it left at ``terminationMessagePath``
 
     @property
     def reason(self) -> str:
@@ -56,6 +57,7 @@ class Container:
         #: A startup probe has succeeded, or there is none.
         self.probed_started = False
         self._sandbox = sandbox
+        self._said = log.with_suffix(".said")
         self._uid = uid
         self._env: Mapping[str, str] = {}
         self._popen: subprocess.Popen[bytes] | None = None
@@ -80,6 +82,10 @@ class Container:
         """``mounts`` is a shell script that makes the container's mounts."""
         words = [*self.spec.get("command", ()), *self.spec.get("args", ())]
         argv = [expand(word, env) for word in words] or ["sleep", "infinity"]
+        self._said.write_text("")
+        self._said.chmod(0o666)
+        if (place := self.spec.get("terminationMessagePath", "")).startswith(OWN):
+            mounts += f"\ntouch {place} && mount --bind {self._said} {place}"
         spaces = ["--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
         shell = ["bash", "-c", f"{mounts}\n{_CHDIR}", self._folder()]
         self._env = env
@@ -101,7 +107,8 @@ class Container:
         if self._popen is None or (code := self._popen.poll()) is None:
             return False
         exit_code = code if code >= 0 else 128 - code
-        self.ended = Ended(exit_code, self.started_at, utc_now(), self.container_id)
+        message = self._said.read_text(errors="replace")
+        self.ended = Ended(exit_code, self.started_at, utc_now(), self.container_id, message)
         self._popen = None
         return True
 

@@ -85,6 +85,7 @@ def _terminated(ended: Ended) -> dict[str, Any]:
     return {
         "exitCode": ended.exit_code,
         "reason": ended.reason,
+        "message": ended.message,
         "startedAt": ended.started_at,
         "finishedAt": ended.finished_at,
         "containerID": ended.container_id,
