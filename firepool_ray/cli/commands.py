@@ -207,20 +207,34 @@ def demo(arguments: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("--only", metavar="NAME", multiple=True, help="Measure this figure only.")
 @click.option("--loops", is_flag=True, help="Instead: agent and RL loops, live and simulated.")
-def bench(as_json: bool, only: tuple[str, ...], loops: bool) -> None:
-    """Measure the pool against plain Ray.
+@click.option("--kube", is_flag=True, help="Instead: pods of a cluster with KubeRay (kubeconfig).")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(dir_okay=False),
+    help="With --kube: a pool file; its `kubernetes` part says image and place of the pods.",
+)
+def bench(as_json: bool, only: tuple[str, ...], loops: bool, kube: bool, file: str | None) -> None:
+    """Measure the pool against plain Ray, or on Kubernetes against a fresh pod per job.
 
     Exits with 0 when everything could be measured, whether or not the targets are reached.
     """
+    if loops and (only or kube):
+        raise UsageError("--loops is a benchmark of its own: leave --only and --kube out")
+    if file and not kube:
+        raise UsageError("-f goes with --kube")
     if loops:
-        if only:
-            raise UsageError("--only names a figure of the other benchmark: leave --loops out")
         _bench_loops(as_json)
         return
-    from firepool_ray.cli.bench import report, suite
+    from firepool_ray.cli.bench import figures as known
+    from firepool_ray.cli.bench import kube_figures, kube_suite, report, suite
 
-    figures = suite.measure(only)
-    click.echo(report.as_json(figures) if as_json else report.as_text(figures))
+    if kube:
+        settings = config.load(file) if file else None
+        figures, targets = kube_suite.measure(only, settings), kube_figures.TARGETS
+    else:
+        figures, targets = suite.measure(only), known.TARGETS
+    click.echo(report.as_json(figures) if as_json else report.as_text(figures, targets))
     sys.exit(0 if all(figure.value is not None for figure in figures) else 1)
 
 

@@ -169,12 +169,20 @@ class Kube:
 
     # ------------------------------------------------------------ writing (with the user's rights)
 
-    def apply(self, manifest: Object, *, dry_run: bool = False, force: bool = True) -> Object:
+    def apply(
+        self,
+        manifest: Object,
+        *,
+        dry_run: bool = False,
+        force: bool = True,
+        kind: Kind | None = None,
+    ) -> Object:
         """Server-side apply: create it, or change the fields that it states.
 
-        A field that the server does not know is an error, not dropped.
+        A field that the server does not know is an error, not dropped. ``kind``: of a manifest
+        that is none of ``KINDS``.
         """
-        kind = kind_of(manifest)
+        kind = kind or kind_of(manifest)
         metadata = manifest["metadata"]
         path = self._path(kind, metadata["name"], metadata.get("namespace", ""))
         query = _query(
@@ -210,9 +218,7 @@ class Kube:
             raise
         return True
 
-    def through(
-        self, service: str, port: int, method: str, path: str, body: Any = None
-    ) -> Object:
+    def through(self, service: str, port: int, method: str, path: str, body: Any = None) -> Object:
         """What an HTTP service of the namespace answers, through the API server's proxy."""
         root = f"/api/v1/namespaces/{quote(self.namespace)}/services/{quote(service)}:{port}/proxy"
         return self._json(method, root + path, body)

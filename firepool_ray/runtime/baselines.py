@@ -10,12 +10,14 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.util import ActorPool
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 
 @contextmanager
@@ -113,3 +115,35 @@ def one_job_on_a_fresh_actor(seconds: float, module: str, **options: Any) -> tup
     began: float = ray.get(actor.sleep.remote(seconds))
     ray.kill(actor)
     return began, time.time()
+
+
+# ------------------------------------------------------------ on a cluster of pods
+
+
+def join_cluster() -> None:
+    """Become a driver of the cluster that this process stands in."""
+    ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+
+
+def nodes_with(labels: Mapping[str, str]) -> int:
+    """Living Ray nodes with all of these labels."""
+    return sum(
+        node["Alive"] and labels.items() <= (node.get("Labels") or {}).items()
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+    )
+
+
+def fresh_lane_s(gpus: float, cpus: float, labels: Mapping[str, str]) -> float:
+    """A placement group and an actor in it, to that actor's first instruction. Seconds."""
+    began = time.time()
+    group = placement_group([{"GPU": gpus, "CPU": cpus}], bundle_label_selector=[dict(labels)])
+    actor = start_actor(
+        Bare,
+        num_gpus=gpus,
+        num_cpus=cpus,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+    )
+    took_s: float = call(actor, "now") - began
+    ray.kill(actor)
+    remove_placement_group(group)
+    return took_s

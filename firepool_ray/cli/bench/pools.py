@@ -35,12 +35,14 @@ def pool(cluster_cpus: int, cluster_gpus: int = 0, **profile: Any) -> Iterator[N
             fp.shutdown()
 
 
-def wait_until(what: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def wait_until(
+    what: str, holds: Callable[[dict[str, Any]], bool], timeout_s: float = SETTLE_S
+) -> dict[str, Any]:
     """Poll the pool's status until ``holds``; returns that status. Raises ``TimeoutError``."""
-    deadline = time.monotonic() + SETTLE_S
+    deadline = time.monotonic() + timeout_s
     while not holds(described := fp.status()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {SETTLE_S:.0f} s for {what}: {described}")
+            raise TimeoutError(f"waited {timeout_s:.0f} s for {what}: {described}")
         time.sleep(0.05)
     return described
 

@@ -6,12 +6,12 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from firepool_ray.cli.bench.figures import TARGETS, Figure
+from firepool_ray.cli.bench.figures import TARGETS, Figure, Target
 from firepool_ray.cli.render import table
 
 
@@ -22,7 +22,7 @@ def as_json(figures: Sequence[Figure]) -> str:
     )
 
 
-def as_text(figures: Sequence[Figure]) -> str:
+def as_text(figures: Sequence[Figure], targets: Mapping[str, Target] = TARGETS) -> str:
     rows = [
         (
             figure.name,
@@ -30,7 +30,7 @@ def as_text(figures: Sequence[Figure]) -> str:
             figure.unit,
             figure.target,
             "ok" if figure.ok else ("MISSED" if figure.value is not None else "FAILED"),
-            TARGETS[figure.name].what,
+            targets[figure.name].what,
         )
         for figure in figures
     ]

@@ -14,3 +14,8 @@ def hold(gate: str) -> None:
     """A job that lasts until the file exists."""
     while not os.path.exists(gate):
         time.sleep(0.01)
+
+
+def nap(seconds: float) -> None:
+    """A job that takes so long and needs no processor."""
+    time.sleep(seconds)
