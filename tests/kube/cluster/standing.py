@@ -49,19 +49,27 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 
 class Load:
-    """``load.py`` in the head pod, with its rows as they come."""
+    """``load.py`` in a pod, the head's unless another is named, or outside of all pods."""
 
-    def __init__(self, pool: StandingPool, asked: dict[str, Any], pod: str = "") -> None:
+    def __init__(
+        self, pool: StandingPool, asked: dict[str, Any], pod: str = "", *, outside: bool = False
+    ) -> None:
         self.rows: list[dict[str, Any]] = []
         self.error = ""
-        self._argv = ["python", str(LOAD), json.dumps(asked)]
-        self._pool, self._pod = pool, pod or pool.head()
+        self._argv = [sys.executable, str(LOAD), json.dumps(asked)]
+        self._pool, self._pod = pool, "" if outside else pod or pool.head()
         self._limit_s = asked["seconds"] + asked.get("patience_s", 120.0) + 60
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        done = self._pool.bed.exec(self._pod, self._argv, timeout_s=self._limit_s)
+        limit_s = self._limit_s
+        if self._pod:
+            done = self._pool.bed.exec(self._pod, self._argv, timeout_s=limit_s)
+        else:
+            done = subprocess.run(
+                self._argv, capture_output=True, text=True, timeout=limit_s, check=False
+            )
         for line in done.stdout.splitlines():
             if line.startswith("{"):
                 self.rows.append(json.loads(line))
@@ -85,7 +93,7 @@ class StandingPool:
         self.file = folder / "pool.yaml"
         self.file.write_text(yaml.safe_dump(config))
 
-    def firepool(self, *argv: str, timeout_s: float = 120.0) -> str:
+    def firepool(self, *argv: str, timeout_s: float = 120.0, code: int = 0) -> str:
         """The command line where a person sits, with the cluster's kubeconfig."""
         done = subprocess.run(
             [FIREPOOL, *argv],
@@ -94,7 +102,7 @@ class StandingPool:
             text=True,
             timeout=timeout_s,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
     def up(self) -> None:
@@ -103,6 +111,11 @@ class StandingPool:
     def head(self) -> str:
         return str(self.bed.wait_head(NAME).metadata.name)
 
+    def system(self) -> str:
+        """The pod of the controller."""
+        (pod,) = self.bed.pods(f"ray.io/cluster={NAME},ray.io/group=system")
+        return str(pod.metadata.name)
+
     def status(self) -> dict[str, Any]:
         """As from any pod of the cluster."""
         done = self.bed.exec(self.head(), ["firepool", "status", "--json"], timeout_s=60)
@@ -110,11 +123,20 @@ class StandingPool:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    def load(self, **asked: Any) -> Load:
-        return Load(self, asked)
+    def load(self, *, pod: str = "", **asked: Any) -> Load:
+        return Load(self, asked, pod)
 
-    def jobs(self, **asked: Any) -> list[dict[str, Any]]:
-        return self.load(**{"seconds": 0, "job_s": 0.1, **asked}).finish()
+    def load_outside(self, **asked: Any) -> Load:
+        """By Ray Client, as a program that is in no pod of the cluster would."""
+        address = f"ray://{self.bed.head_address(NAME)}:10001"
+        return Load(self, {"address": address, **asked}, outside=True)
+
+    def answers(self) -> bool:
+        """Whether there is a controller on this head."""
+        return self.bed.exec(self.head(), ["firepool", "status"], timeout_s=30).returncode == 0
+
+    def jobs(self, *, pod: str = "", **asked: Any) -> list[dict[str, Any]]:
+        return self.load(pod=pod, **{"seconds": 0, "job_s": 0.1, **asked}).finish()
 
     def worker_pods(self) -> list[str]:
         """Pods that carry lanes."""
