@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,15 @@ class StandingPool:
 
     def firepool(self, *argv: str, timeout_s: float = 120.0, code: int = 0) -> str:
         """The command line where a person sits, with the cluster's kubeconfig."""
+        return self._firepool(argv, timeout_s, code).stdout
+
+    def told(self, *argv: str, timeout_s: float = 200.0) -> str:
+        """What such a command says while it works."""
+        return self._firepool(argv, timeout_s, 0).stderr
+
+    def _firepool(
+        self, argv: Sequence[str], timeout_s: float, code: int
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [FIREPOOL, *argv],
             env={**os.environ, "KUBECONFIG": str(self.bed.kubeconfig)},
@@ -103,7 +112,7 @@ class StandingPool:
             timeout=timeout_s,
         )
         assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
+        return done
 
     def up(self) -> None:
         self.firepool("kube", "up", "-f", str(self.file), "--timeout", "90")
@@ -119,6 +128,14 @@ class StandingPool:
     def status(self) -> dict[str, Any]:
         """As from any pod of the cluster."""
         done = self.bed.exec(self.head(), ["firepool", "status", "--json"], timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def explain(self, job_or_caller: str) -> dict[str, Any]:
+        done = self.bed.exec(
+            self.head(), ["firepool", "explain", job_or_caller, "--json"], timeout_s=60
+        )
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         return found
@@ -156,6 +173,10 @@ class StandingPool:
             return ""
 
         return self.bed.wait_for(find, 60, "busy pod")
+
+    def busy_workers(self, profile: str) -> int:
+        lanes = [lane for lane in self.status()["lanes"] if lane["profile"] == profile]
+        return sum(worker["state"] == "busy" for lane in lanes for worker in lane["workers"])
 
     def settle(self) -> None:
         """Until the pool is whole again: as many lanes as it wants, none on its way."""
