@@ -210,9 +210,7 @@ class Kube:
             raise
         return True
 
-    def through(
-        self, service: str, port: int, method: str, path: str, body: Any = None
-    ) -> Object:
+    def through(self, service: str, port: int, method: str, path: str, body: Any = None) -> Object:
         """What an HTTP service of the namespace answers, through the API server's proxy."""
         root = f"/api/v1/namespaces/{quote(self.namespace)}/services/{quote(service)}:{port}/proxy"
         return self._json(method, root + path, body)

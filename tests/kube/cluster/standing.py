@@ -115,7 +115,7 @@ class StandingPool:
         return done
 
     def up(self) -> None:
-        self.firepool("kube", "up", "-f", str(self.file), "--timeout", "90")
+        self.firepool("kube", "up", "-f", str(self.file), "--timeout", "180", timeout_s=200)
 
     def head(self) -> str:
         return str(self.bed.wait_head(NAME).metadata.name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from tests.kube.bed import Bed
 from tests.kube.cluster.standing import NAME, StandingPool, settings, since, standing
@@ -91,7 +92,9 @@ def test_a_pool_is_preempted_and_comes_back_by_itself(pool: StandingPool) -> Non
     assert since(began) < ERROR_S
 
     back = time.monotonic()
-    bed.custom.delete_namespaced_custom_object("batch", "v1", "default", "jobs", "greedy")
+    client.BatchV1Api(bed.api).delete_namespaced_job(
+        "greedy", "default", propagation_policy="Background"
+    )
     bed.wait_head(NAME, PATIENCE_S)
     bed.wait_for(pool.answers, PATIENCE_S, "pool that answers")
     assert [row["outcome"] for row in pool.jobs()] == ["ok"]
