@@ -91,17 +91,19 @@ def _pair(text: str) -> tuple[str, str]:
 @_file
 @_namespace
 @_timeout(600.0)
-def up(file: str, namespace: str, timeout_s: float) -> None:
+@click.option("--roll", is_flag=True, help="Replace pods that have an old form, one at a time.")
+def up(file: str, namespace: str, timeout_s: float, roll: bool) -> None:
     """Apply the manifests and wait until the cluster stands.
 
-    The pool starts by itself in the system pod. Exits with 1 and Kubernetes' reasons if the
-    cluster does not stand in time; it goes on trying.
+    The pool starts by itself in the system pod. Where a group may have fewer pods than it has, the
+    surplus is drained first: running jobs have their pods' grace to finish. Exits with 1 and
+    Kubernetes' reasons if the cluster does not stand in time; it goes on trying.
     """
     pool = config.load(file)
     from firepool_ray.kube import deploy
     from firepool_ray.kube.api import Kube
 
-    deploy.up(Kube.connect(namespace), pool, timeout_s=timeout_s, say=_say)
+    deploy.up(Kube.connect(namespace), pool, timeout_s=timeout_s, say=_say, replace=roll)
 
 
 @kube_command.command()

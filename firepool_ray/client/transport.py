@@ -76,10 +76,7 @@ class Connection(NamedTuple):
 
 
 def connect(config: PoolConfig | None = None) -> Connection:
-    """Find or start the pool; ``config`` None: the embedded default where none runs.
-
-    Raises ``PoolUnavailable``.
-    """
+    """Find or start the pool; None: the embedded default. Raises ``PoolUnavailable``."""
     try:
         if config is None:
             controller, started_pool, started_ray = pools.ensure_pool()
@@ -148,14 +145,6 @@ def is_ready(ref: Any, timeout_s: float | None = 0) -> bool:
     return bool(ray.wait([ref], timeout=timeout_s, fetch_local=False)[0])
 
 
-@contextlib.contextmanager
-def _sending() -> Iterator[None]:
-    try:
-        yield
-    except _UNSENT as error:
-        raise CallFailed(Transport.first_line(error)) from error
-
-
 class Transport:
     def __init__(self, controller: Any) -> None:
         self.controller = controller
@@ -164,13 +153,30 @@ class Transport:
         self.ref_types: tuple[type, ...] = (ray.ObjectRef, ActorHandle)
         #: Under Ray Client, callbacks come on the thread that serves the connection itself, which
         #: must not be made to wait.
-        self.is_remote = False
-        if _is_remote():
-            self.is_remote = True
+        self.is_remote = _is_remote()
+        if self.is_remote:
             self.ref_types = (ray.ObjectRef, ActorHandle, ClientActorHandle)
         #: Set by the engine: runs work on a thread of ours.
         self.defer: Callable[[Callable[[], None]], None] | None = None
         self._tether: Any = None
+
+    @contextlib.contextmanager
+    def _sending(self) -> Iterator[None]:
+        try:
+            self._check_connection()
+            yield
+        except Exception as error:
+            if isinstance(error, _UNSENT) or self.is_lost():
+                raise CallFailed(self.first_line(error)) from error
+            raise
+
+    def _check_connection(self) -> None:
+        if self.is_lost():  # a call would start a Ray of its own here
+            raise ConnectionError("the connection to the cluster has ended")
+
+    def is_lost(self) -> bool:
+        """Whether Ray Client has given up its connection. It raises plain ``Exception`` then."""
+        return self.is_remote and not _is_remote()
 
     def _notify(self, ref: Any, on_reply: OnReply) -> None:
         def done(future: Any) -> None:
@@ -211,19 +217,17 @@ class Transport:
 
         Somebody must ``listen`` to the header, or ``take`` it. Raises ``CallFailed``.
         """
-        try:
+        with self._sending():
             method = link.call(name)
             if nested:
                 header, value = method.remote(pack_call(fence, call, True), *refs, nested)
             else:
                 header, value = method.remote(pack_call(fence, call), *refs)
-        except _UNSENT as error:
-            raise CallFailed(self.first_line(error)) from error
         return header, value
 
     def listen(self, header: Any, on_reply: OnReply) -> None:
         """Have ``on_reply`` called on Ray's thread once the reply is there."""
-        with _sending():
+        with self._sending():
             self._notify(header, on_reply)
 
     def take(self, header: Any, timeout_s: float, on_reply: OnReply) -> bool:
@@ -245,7 +249,7 @@ class Transport:
 
     def replay(self, link: Link, job: str) -> tuple[Any, Any]:
         """Ask for the last reply again; references as from ``run``."""
-        with _sending():
+        with self._sending():
             header, value = link.address.handle.replay.options(num_returns=2).remote(job)
         return header, value
 
@@ -264,7 +268,7 @@ class Transport:
     # -- the warden of a lease ----------------------------------------------------------------
 
     def cancel(self, link: Link, job: str, on_answer: Callable[[bool], None]) -> None:
-        with _sending():
+        with self._sending():
             ref = link.address.warden.cancel.remote(link.address.worker, job)
             self._notify(ref, lambda answer, error: on_answer(error is None and bool(answer)))
 
@@ -276,47 +280,48 @@ class Transport:
         def done(answer: Any, error: BaseException | None) -> None:
             on_answer(answer, error is None or self.may_answer_yet(error))
 
-        with _sending():
+        with self._sending():
             ref = link.address.warden.settle.remote(link.address.worker, fence, job)
             self._notify(ref, done)
 
     def abandon(self, link: Link, fence: Fence, job: str) -> None:
-        with _sending():
+        with self._sending():
             link.address.warden.kill_worker.remote(link.address.worker, fence, job)
 
     # -- the controller -----------------------------------------------------------------------
 
     def tether(self, client: str) -> None:
-        """Let the controller notice the end of this process, however it comes."""
-        with _sending():
+        """Let the controller notice the end of this process."""
+        with self._sending():
             self._tether = self.controller.tether.remote(client)
             self.controller.watch_client.remote(client, [self._tether])
 
     def sync(self, request: SyncRequest, on_answer: Callable[[Any], None]) -> None:
-        """State this client's situation; ``on_answer`` gets the reply's reference, to ``collect``.
-
-        It is called on Ray's thread, once the reply is there or has failed.
-        """
-        with _sending():
+        """State the situation; ``on_answer`` hears, on Ray's thread, what to ``collect``."""
+        with self._sending():
             flag, reply = self.controller.sync.options(num_returns=2).remote(request)
             self._notify(flag, lambda value, error: on_answer(reply))
 
     def collect(self, ref: Any) -> SyncReply:
         """Raises ``PoolUnavailable`` where the controller could not answer."""
         try:
+            self._check_connection()
             reply: SyncReply = ray.get(ref)
         except RayTaskError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, PoolUnavailable):
                 raise cause from None
             raise PoolUnavailable(f"its controller failed: {error}") from error
-        except RayError as error:
-            raise PoolUnavailable(f"{type(error).__name__}: {_first_line(error)}") from error
+        except Exception as error:
+            if isinstance(error, _UNSENT) or self.is_lost():
+                raise PoolUnavailable(self.first_line(error)) from error
+            raise
         return reply
 
     def find_again(self) -> bool:
         """After the controller was lost: whether there is one, perhaps another."""
-        controller = pools.find_pool() if ray.is_initialized() else None
+        connected = ray.is_initialized() and not self.is_lost()
+        controller = pools.find_pool() if connected else None
         if controller is not None:
             self.controller = controller
         return controller is not None
@@ -328,7 +333,7 @@ class Transport:
                 ray.get(self.controller.leave.remote(client), timeout=timeout_s)
 
     def closing(self, caller: Caller) -> None:
-        with _sending():
+        with self._sending():
             self.controller.closing.remote(caller.queue, caller.name)
 
     def about(self) -> dict[str, Any]:
@@ -364,10 +369,7 @@ class Transport:
 
     @staticmethod
     def is_argument_failure(error: BaseException) -> bool:
-        """Whether the call failed since Ray could not resolve one of its references.
-
-        ``run`` itself never raises, so any task error means that.
-        """
+        """Whether Ray could not resolve a reference of the call: ``run`` itself never raises."""
         return isinstance(error, RayTaskError) or (
             isinstance(error, RayError) and not isinstance(error, (RayActorError, RaySystemError))
         )
@@ -387,14 +389,10 @@ class Transport:
 
     @staticmethod
     def first_line(error: BaseException) -> str:
-        return f"{type(error).__name__}: {_first_line(error)}"
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _is_remote() -> bool:
     """Whether this process talks to the cluster through a Ray Client server (``ray://``)."""
     client: Any = ray.util.client.ray
     return bool(client.is_connected())
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -124,7 +124,7 @@ def _before_sharing(pool: Pool, queue: Queue, gpu_type: str, at: float) -> _Row:
 def cap_of(pool: Pool, gpu_type: str) -> float:
     """All units of the type that the pool may ever reserve."""
     profiles = [p for p in pool.profiles.values() if p.gpu_type == gpu_type]
-    lanes = sum(p.spec.max_lanes * p.spec.unit for p in profiles)
+    lanes = sum(p.most_lanes * p.spec.unit for p in profiles)
     has_gpus = any(p.spec.gpus > 0 for p in profiles)
     return min(lanes, pool.spec.max_gpus) if has_gpus else lanes
 

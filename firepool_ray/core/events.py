@@ -197,6 +197,14 @@ class IdleCapSet(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LanesAllowed(Event):
+    """What carries the profile's lanes has room for so many; None: nobody says how many."""
+
+    profile: str
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class QueueSignal(Event):
     """What another system says of a queue: its own limits, and work there outside the pool.
 

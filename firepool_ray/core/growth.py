@@ -29,6 +29,11 @@ def impossible(pool: Pool, profile: Profile, queue: Queue) -> str:
         return ""
     if spec.max_lanes <= 0:
         return f"profile {spec.name!r} may have no lanes: its max_lanes is {spec.max_lanes}."
+    if profile.allowed == 0:
+        return (
+            f"nothing in the cluster may carry a lane of profile {spec.name!r}: its group of nodes "
+            "was taken out, or allows none. Bring it back, or use another profile."
+        )
     if gpus > 0 and not fits_beside_minimum(pool, profile):
         kept = _kept_by_others(pool, profile)
         return (
@@ -41,7 +46,7 @@ def impossible(pool: Pool, profile: Profile, queue: Queue) -> str:
 
 def _may_grow(profile: Profile, at: float) -> bool:
     """False while growth backs off; after a failure one lane at a time is tried."""
-    if profile.counted >= profile.spec.max_lanes or at < profile.grow_retry_at:
+    if profile.counted >= profile.most_lanes or at < profile.grow_retry_at:
         return False
     return not (profile.grow_failures and profile.growing)
 
@@ -50,7 +55,7 @@ def grow_for_demand(pool: Pool, profile: Profile, at: float) -> None:
     if not _may_grow(profile, at):
         staffing.look_again(pool, profile, profile.grow_retry_at, at)
         return
-    room = profile.spec.max_lanes - profile.counted
+    room = profile.most_lanes - profile.counted
     enough = staffing.under_way(profile) + room
     cost_s = profile.grow_cost_s + profile.start_cost_s
     missing = queueing.wanted_starts(pool, profile, cost_s, enough)

@@ -57,6 +57,7 @@ class Machine:
         self._wake_at = INF
         self._handlers: dict[type[ev.Event], Callable[[Pool, Any], None]] = {
             ev.IdleCapSet: _on_idle_cap,
+            ev.LanesAllowed: _on_allowed,
             ev.QueueSignal: _on_signal,
             ev.CallerClosing: _on_closing,
             ev.Woke: _on_woke,
@@ -176,6 +177,16 @@ def _on_idle_cap(pool: Pool, event: ev.IdleCapSet) -> None:
     if not event.cap >= 0:
         raise IllegalTransition(f"the cap on idle units must be >= 0, not {event.cap}")
     pool.idle_cap = event.cap
+
+
+def _on_allowed(pool: Pool, event: ev.LanesAllowed) -> None:
+    """Lanes beyond it stay until their nodes go; only growth heeds it."""
+    profile = pool.profiles.get(event.profile)
+    if profile is None or (event.most is not None and event.most < 0):
+        raise IllegalTransition(f"no such number of lanes, or no such profile: {event}")
+    profile.allowed = event.most
+    pool.budgets_at = -INF
+    pool.dirty[event.profile] = None
 
 
 def _on_signal(pool: Pool, event: ev.QueueSignal) -> None:

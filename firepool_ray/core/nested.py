@@ -87,7 +87,7 @@ def _holders_before(pool: Pool, entry: Entry, at: float) -> list[Worker] | None:
     if any(lane.state == "quarantined" and not lane.draining for lane in profile.lanes.values()):
         return None
     holders = _holders(profile)
-    if profile.counted < profile.spec.max_lanes:
+    if profile.counted < profile.most_lanes:
         keepers = _keepers_of_gpus(pool, profile)
         if keepers is None:
             return None

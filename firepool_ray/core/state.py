@@ -266,6 +266,7 @@ class Profile:
     recycle: dict[str, Ordered[Lane]] = field(default_factory=dict)
     waiting: dict[str, Ordered[Entry]] = field(default_factory=dict)  #: by queue
     counted: int = 0  #: lanes that count against min_lanes and max_lanes
+    allowed: int | None = None  #: what carries its lanes has room for so many, if anybody says
     growing: int = 0
     starting: int = 0
     recycling: int = 0
@@ -296,6 +297,11 @@ class Profile:
     lane_hold: Hold = Hold(0.0, 0.0, 0.0)  #: learned, for the price below
     lane_price_s: float = -1.0
     lane_hold_until: int = 0  #: count of gaps up to which it stands
+
+    @property
+    def most_lanes(self) -> int:
+        most = self.spec.max_lanes
+        return most if self.allowed is None else min(most, self.allowed)
 
     @property
     def gpu_type(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from firepool_ray.config import PoolConfig
 from firepool_ray.errors import KubeError, PoolUnavailable
-from firepool_ray.kube import access, merging, standing, templates
+from firepool_ray.kube import access, draining, merging, standing, templates
 from firepool_ray.kube.api import (
     CLUSTER_ROLE,
     CLUSTER_ROLE_BINDING,
@@ -58,10 +58,12 @@ _OPTIONAL = (
 # ------------------------------------------------------------ up
 
 
-def up(kube: Kube, pool: PoolConfig, *, timeout_s: float, say: Say) -> None:
+def up(kube: Kube, pool: PoolConfig, *, timeout_s: float, say: Say, replace: bool = False) -> None:
     """Apply the pool's manifests and wait until its cluster stands.
 
-    That is: the head, the system pod, and every pod that groups keep at least. Raises ``KubeError``
+    That is: the head, the system pod, and every pod that groups keep at least. Groups that may have
+    fewer pods than they have are drained before. ``replace``: pods whose form has changed are
+    replaced afterwards, one at a time, those of the head excepted. Raises ``KubeError``
     where something is refused, ``PoolUnavailable`` with Kubernetes' reasons after ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
@@ -71,7 +73,7 @@ def up(kube: Kube, pool: PoolConfig, *, timeout_s: float, say: Say) -> None:
     stands = kube.get(RAY_CLUSTER, name, place) is not None
     changed = 0
     for document in documents(pool, kube.namespace):
-        changed += _apply(kube, document, say)
+        changed += _apply(kube, document, deadline, say)
     say(f"{changed} objects were created or changed in namespace {place}.")
     if stands and _pool_file(kube, pool, place) != before:
         say(
@@ -79,6 +81,10 @@ def up(kube: Kube, pool: PoolConfig, *, timeout_s: float, say: Say) -> None:
             f"`kubectl exec -n {place} SYSTEM_POD -- firepool down`: it starts with the new ones."
         )
     _wait_until_up(kube, name, place, deadline, timeout_s, say)
+    if stands and replace:
+        draining.roll(kube, name, place, deadline=deadline, say=say)
+    if stands:
+        draining.tell_outdated(kube, name, place, say)
 
 
 def _pool_file(kube: Kube, pool: PoolConfig, place: str) -> Object | None:
@@ -87,16 +93,16 @@ def _pool_file(kube: Kube, pool: PoolConfig, place: str) -> Object | None:
     return held.get("data") if held is not None else None
 
 
-def _apply(kube: Kube, document: Document, say: Say) -> bool:
+def _apply(kube: Kube, document: Document, deadline: float, say: Say) -> bool:
     """Whether anything changed."""
     manifest = document.manifest
     kind, metadata = kind_of(manifest), manifest["metadata"]
     what = f"{kind.kind} {metadata['name']}"
-    living = kube.get(kind, metadata["name"], metadata.get("namespace", ""))
+    place = metadata.get("namespace", "")
+    living = kube.get(kind, metadata["name"], place)
     if living is not None and kind == RAY_CLUSTER:
-        manifest, notes = merging.beside(manifest, living)
-        for note in notes:
-            say(note)
+        draining.shrink(kube, manifest, living, deadline=deadline, say=say)
+        manifest = merging.beside(manifest, kube.get(kind, metadata["name"], place) or living)
     try:
         applied = kube.apply(manifest)
     except KubeError as error:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from firepool_ray.config import PoolConfig
 from firepool_ray.config.kubernetes import parse_queue
 from firepool_ray.errors import KubeError
-from firepool_ray.kube import capacity, deploy
+from firepool_ray.kube import capacity, deploy, standing
 from firepool_ray.kube.admission import QUEUE_KINDS
 from firepool_ray.kube.api import (
     DEVICE_CLASS,
@@ -29,7 +29,7 @@ from firepool_ray.kube.api import (
     kind_of,
 )
 from firepool_ray.kube.manifests import Document, documents, namespace_of, settings_of
-from firepool_ray.kube.nodes import groups_of
+from firepool_ray.kube.nodes import cluster_trouble, groups_of
 from firepool_ray.kube.sharing import claims_of
 
 #: So long may Ray's operator take to notice a RayCluster.
@@ -69,6 +69,7 @@ def examine(kube: Kube, pool: PoolConfig) -> list[Check]:
     if not any(row.verdict == "problem" and row.what == RAY_CLUSTER.kind for row in found):
         found += _guarded(_operator, kube, pool, place, manifests)
         found += _guarded(_agreement, kube, pool, place, manifests)
+        found += _guarded(_admission, kube, pool, place, manifests)
     found += _guarded(_capacity, kube, pool, place, manifests)
     return found
 
@@ -285,6 +286,26 @@ def _agreement(
         yield problem("pool file", "; ".join(wrong) + ": run `firepool kube up`")
     else:
         yield ok("pool file", "the RayCluster has its groups, labels and bounds")
+
+
+def _admission(
+    kube: Kube, pool: PoolConfig, place: str, manifests: list[Document]
+) -> Iterator[Check]:
+    """A RayCluster that its queue holds back, or took back, in the queue's own words."""
+    name = settings_of(pool).name
+    cluster = kube.get(RAY_CLUSTER, name, place)
+    if cluster is None or settings_of(pool).admitter[0] != "kueue":
+        return
+    words = standing.admission_words(kube, cluster, place)[-1:]
+    if trouble := cluster_trouble(cluster, name):
+        told = "; ".join([trouble, *words])
+        yield problem(
+            "admission",
+            f"{told}. It comes back by itself once its queue has room: wait, or raise the queue's "
+            "quota; within its nominal quota nobody takes it back",
+        )
+    else:
+        yield ok("admission", words[0] if words else "not suspended")
 
 
 def _capacity(

@@ -6,6 +6,7 @@ said in Kubernetes' own words, since those are what a platform engineer searches
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,10 @@ GROUP_LABEL = "ray.io/group"
 TYPE_LABEL = "ray.io/node-type"
 #: Ray label of a worker group: the profile whose lanes it carries.
 PROFILE_LABEL = "firepool/profile"
+
+#: On a RayCluster while groups get fewer pods: {group: how many may carry lanes}. Growth heeds it
+#: before ``maxReplicas`` says so, which must not be lowered while more pods are there.
+MOST_PODS = "firepool/most-pods"
 
 #: Waiting reasons that are no trouble.
 _COMING = frozenset({"ContainerCreating", "PodInitializing"})
@@ -44,7 +49,7 @@ class GroupFacts(NamedTuple):
     profile: str  #: "" for a group without lanes
     replicas: int
     minimum: int
-    maximum: int
+    maximum: int  #: pods; lower than ``maxReplicas`` while the group gets fewer
 
 
 def facts_of(pod: Object) -> PodFacts:
@@ -68,16 +73,25 @@ def facts_of(pod: Object) -> PodFacts:
 
 def groups_of(cluster: Object) -> list[GroupFacts]:
     """The worker groups of a RayCluster, in its order."""
+    fewer = _fewer(cluster)
     return [
         GroupFacts(
             group["groupName"],
             (group.get("labels") or {}).get(PROFILE_LABEL, ""),
             group.get("replicas") or 0,
             group.get("minReplicas") or 0,
-            group.get("maxReplicas") or 0,
+            min(most := group.get("maxReplicas") or 0, fewer.get(group["groupName"], most)),
         )
         for group in cluster.get("spec", {}).get("workerGroupSpecs") or ()
     ]
+
+
+def _fewer(cluster: Object) -> dict[str, int]:
+    text = (cluster["metadata"].get("annotations") or {}).get(MOST_PODS, "{}")
+    try:
+        return {str(group): int(most) for group, most in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):  # by hand
+        return {}
 
 
 def cluster_trouble(cluster: Object | None, name: str) -> str:
@@ -100,11 +114,17 @@ class ClusterView:
         kube: Kube,
         name: str,
         on_pod: Callable[[PodFacts, bool], None] = lambda facts, gone: None,
+        on_cluster: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._on_pod = on_pod
         self._pods = Watched(kube, POD, labels=f"{CLUSTER_LABEL}={name}", on_change=self._changed)
-        self._cluster = Watched(kube, RAY_CLUSTER, fields=f"metadata.name={name}")
+        self._cluster = Watched(
+            kube,
+            RAY_CLUSTER,
+            fields=f"metadata.name={name}",
+            on_change=lambda change, item: on_cluster(),
+        )
 
     def start(self) -> ClusterView:
         self._cluster.start()

@@ -85,10 +85,18 @@ def admission_words(kube: Kube, cluster: Object | None, place: str) -> list[str]
     told = []
     for item in sorted(workloads, key=lambda w: w["metadata"].get("creationTimestamp", "")):
         if any(o.get("uid") == uid for o in item["metadata"].get("ownerReferences") or ()):
-            rows = item.get("status", {}).get("conditions") or ()
-            states = [f"{r['type']}={r['status']}: {r.get('message', '')}".strip() for r in rows]
-            told.append(f"{item['metadata']['name']}: {'; '.join(states) or 'no word yet'}")
+            told.append(f"{item['metadata']['name']}: {_workload_words(item)}")
     return told
+
+
+def _workload_words(workload: Object) -> str:
+    """Each message once: Kueue repeats a preemption's in several conditions."""
+    states: dict[str, list[str]] = {}
+    for row in workload.get("status", {}).get("conditions") or ():
+        message = str(row.get("message", "")).strip()
+        states.setdefault(message, []).append(f"{row['type']}={row['status']}")
+    words = [f"{', '.join(types)}: {text}".rstrip(": ") for text, types in states.items()]
+    return "; ".join(words) or "no word yet"
 
 
 def _workloads(kube: Kube, place: str) -> list[Object]:

@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 PROMOTE_S = 30.0
 #: What a warden gets to kill a process tree and see it gone, before the lane is quarantined.
 SWEEP_S = 10.0
-
+#: After a start has lasted so long, and again, it is seen to that nothing holds its place.
+LONG_START_S = 10.0
 #: What one worker gets to leave when the pool ends.
 END_S = 5.0
 
@@ -186,7 +187,7 @@ class Effects:
         profile = self._config.profiles[lane.profile]
         try:
             ready = await asyncio.wait_for(
-                self._start(action, lane), timeout=profile.start_deadline_s
+                self._start_patiently(action, lane), timeout=profile.start_deadline_s
             )
         except asyncio.TimeoutError:
             reason = f"not ready within start_deadline_s = {profile.start_deadline_s:g} s"
@@ -200,6 +201,18 @@ class Effects:
             lane.gpu_ids = ready.gpu_ids
         self.workers[action.worker].pid = ready.pid
         self._feed(ev.WorkerStarted(time.monotonic(), action.worker))
+
+    async def _start_patiently(self, action: do.StartWorker, lane: LaneHandle) -> WorkerReady:
+        """A lost head may have left processes that hold the worker's place: they are ended."""
+        start = asyncio.ensure_future(self._start(action, lane))
+        try:
+            while not (await asyncio.wait({start}, timeout=LONG_START_S))[0]:
+                link = await self._wardens.get(lane.node)
+                if ended := await link.call("end_idle", self._epoch):
+                    log.info("%s starts slowly: ended %d idle processes", action.worker, ended)
+            return await start
+        finally:
+            start.cancel()
 
     async def _start(self, action: do.StartWorker, lane: LaneHandle) -> WorkerReady:
         profile = self._config.profiles[lane.profile]

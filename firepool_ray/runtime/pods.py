@@ -48,6 +48,7 @@ class Pods:
         self._kube: Kube | None = None
         self._view: ClusterView | None = None
         self._signals = Signals(config, feed)
+        self._bounds: dict[str, int | None] = {}  #: lanes of each profile, as last told
         self._draining: dict[str, str] = {}  #: node id -> pod whose deletion has begun
         self._tasks: set[asyncio.Task[None]] = set()
         self.problem = ""  #: why Kubernetes cannot be asked
@@ -63,7 +64,7 @@ class Pods:
             log.warning("pods are not watched: %s", error)
             return
         self._kube = kube
-        self._view = ClusterView(kube, settings.name, self._heard).start()
+        self._view = ClusterView(kube, settings.name, self._heard, self._bounds_changed).start()
         if not await asyncio.to_thread(self._view.wait_ready, READY_S):
             log.warning("Kubernetes does not answer yet: %s", self._view.problem())
         own = Own(kube.namespace, settings.name, self._view.raw)
@@ -76,6 +77,20 @@ class Pods:
         self._signals.stop()
         if self._view is not None:
             self._view.stop()
+
+    # ------------------------------------------------------------ how many may come
+
+    def _bounds_changed(self) -> None:
+        """On the watch's thread: lanes beyond what the groups allow would wait for ever."""
+        self._loop.call_soon_threadsafe(self._tell_bounds)
+
+    def _tell_bounds(self) -> None:
+        for name, profile in self._config.profiles.items():
+            most = self._view.max_pods(name) if self._view is not None else None
+            lanes = most * profile.pod.lanes if most is not None else None
+            if self._bounds.get(name) != lanes:
+                self._bounds[name] = lanes
+                self._feed(ev.LanesAllowed(time.monotonic(), name, lanes))
 
     # ------------------------------------------------------------ pods that go
 

@@ -98,6 +98,11 @@ def start_of(pid: int) -> int:
     return process.start
 
 
+def ticks_at(boot_s: float) -> int:
+    """Seconds since boot as start times are counted."""
+    return int(boot_s * os.sysconf("SC_CLK_TCK"))
+
+
 def is_alive(pid: int, start: int) -> bool:
     handle = Handle.open(pid, start)
     if handle is None:

@@ -24,7 +24,7 @@ from firepool_ray.core.actions import RevokeMode
 from firepool_ray.core.events import RevokeAnswer
 from firepool_ray.core.model import Fence
 from firepool_ray.errors import StaleEpoch
-from firepool_ray.runtime import gpu, leasing, processes, words
+from firepool_ray.runtime import gpu, leaked, leasing, processes, words
 from firepool_ray.runtime.keeper import GRACE_S, WORD_PATIENCE_S, Keeper
 from firepool_ray.runtime.protocol import (
     NAMESPACE,
@@ -41,7 +41,6 @@ from firepool_ray.runtime.ward import Ward, WordStuck
 
 #: A poll for news is answered after this at the latest.
 WATCH_S = 10.0
-
 _HELLO_SWEEP_S = 2.0
 
 
@@ -92,8 +91,7 @@ class Warden:
         await asyncio.gather(*(self._greet(ward, epoch) for ward in list(keeper.wards.values())))
         self._check(epoch)
         keeper.news.clear()
-        workers = []
-        now = time.monotonic()
+        workers, now = [], time.monotonic()
         for ward in list(keeper.wards.values()):
             word = ward.word()
             told = {"idle": "idle", "busy": "busy", "draining": "busy", "revoked": "ended"}
@@ -241,6 +239,11 @@ class Warden:
         self._check(epoch)
         keeper = self._keeper
         await asyncio.gather(*(keeper.interrupt(ward, why) for ward in list(keeper.wards.values())))
+
+    async def end_idle(self, epoch: int) -> int:
+        """A start takes long: end what may hold its place for nobody. Says how many it ended."""
+        self._check(epoch)
+        return await asyncio.to_thread(leaked.end_idle, self._raylet.pid) if self._raylet else 0
 
     async def end_worker(self, worker: str, fence: Fence | None, epoch: int = 0) -> str:
         """End of the pool: revoke whatever holds, kill and sweep. Answers as ``retire``."""

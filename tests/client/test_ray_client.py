@@ -67,6 +67,22 @@ fp.shutdown()
 print("all is well")
 """
 
+#: The server goes while a job runs: neither that one nor the next one may hang.
+LOST = """
+import sys, time
+import ray
+import firepool_ray as fp
+
+ray.init(f"ray://127.0.0.1:{sys.argv[1]}")
+job = fp.submit(time.sleep, 600)
+while job.info().state != "running":
+    time.sleep(0.01)
+print("running", flush=True)
+print("first", type(job.exception(100)).__name__, flush=True)
+print("next", type(fp.submit(time.sleep, 0).exception(100)).__name__, flush=True)
+print("here", ray.is_initialized(), flush=True)
+"""
+
 
 @pytest.fixture
 def server():
@@ -83,7 +99,7 @@ def server():
         text=True,
     )
     mode = next((line.split()[1:] for line in process.stdout if line.startswith("mode")), [])
-    yield port, mode
+    yield port, mode, process
     process.stdin.close()
     try:
         process.wait(30)
@@ -93,16 +109,38 @@ def server():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_the_public_face_through_ray_client(server):
-    port, mode = server
+def env_of_client(mode):
     # a client must state the server's way of authentication; Ray does the rest
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **({"RAY_AUTH_MODE": mode[0]} if mode else {})}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **({"RAY_AUTH_MODE": mode[0]} if mode else {})}
+
+
+def test_the_public_face_through_ray_client(server):
+    port, mode, _ = server
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CLIENT), port],
-        env=env,
+        env=env_of_client(mode),
         capture_output=True,
         text=True,
         timeout=150,
     )
     assert done.returncode == 0, done.stderr
     assert "all is well" in done.stdout
+
+
+def test_a_lost_server_ends_every_job_with_an_error(server):
+    """And no Ray is started in its place."""
+    port, mode, process = server
+    client = subprocess.Popen(
+        [sys.executable, "-c", LOST, port],
+        env={**env_of_client(mode), "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert client.stdout.readline() == "running\n"
+    process.kill()  # the rest of its Ray ends with it
+    try:
+        said, _ = client.communicate(timeout=150)
+    finally:
+        client.kill()
+    assert said.split() == ["first", "WorkerLost", "next", "PoolUnavailable", "here", "False"]

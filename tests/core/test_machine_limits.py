@@ -279,3 +279,34 @@ def test_a_cap_out_of_range_is_refused(cap: float) -> None:
     desk = ready()
     with pytest.raises(IllegalTransition):
         desk.do(ev.IdleCapSet(0.0, cap))
+
+
+# ---------------------------------------------------------------- what carries the lanes
+
+
+def test_growth_heeds_what_carries_the_lanes() -> None:
+    desk = Desk(pool(profile(max_lanes=4)))
+    assert desk.do(ev.LanesAllowed(0.0, "p", 1)) == []
+    (first,) = desk.sync("c1", want(), count=5)
+    more = desk.do(ev.LanesAllowed(1.0, "p", 3))
+    assert [type(action) for action in [first, *more]] == [GrowLane] * 3
+    (last,) = desk.do(ev.LanesAllowed(2.0, "p", None))
+    assert isinstance(last, GrowLane)  # its own max_lanes holds again
+
+
+def test_lanes_beyond_what_is_allowed_stay() -> None:
+    """Their nodes are drained: that takes them, when their jobs have ended."""
+    desk = ready(pool(profile(max_lanes=4)), p=3)
+    assert desk.do(ev.LanesAllowed(1.0, "p", 1)) == []
+    assert desk.pool.profiles["p"].counted == 3
+    for profile_name, most in (("p", -1), ("nobody", 1)):
+        with pytest.raises(IllegalTransition, match="no such number of lanes"):
+            desk.do(ev.LanesAllowed(2.0, profile_name, most))
+
+
+def test_a_profile_that_nothing_carries_is_refused_with_the_reason() -> None:
+    desk = Desk(pool(profile(max_lanes=4)))
+    desk.do(ev.LanesAllowed(0.0, "p", 0))
+    (rejected,) = desk.sync("c1", want())
+    assert isinstance(rejected, SendRejection)
+    assert "nothing in the cluster may carry a lane of profile 'p'" in rejected.rejection.message

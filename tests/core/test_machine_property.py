@@ -235,6 +235,7 @@ def nonsense(world: World) -> st.SearchStrategy[ev.Event]:
         st.builds(ev.LaneRemoved, at, lane),
         st.builds(ev.NodeLost, at, node, st.just("why")),
         st.builds(ev.NodeDraining, at, node),
+        st.builds(ev.LanesAllowed, at, st.sampled_from(["p", "z"]), st.just(-1)),
         st.builds(ev.LaneAdopted, at, lane, st.sampled_from(["p", "z"]), node),
         st.builds(ev.WorkerAdopted, at, worker, lane, st.integers(-1, 3), words),
         st.builds(ev.Reconciled, at),

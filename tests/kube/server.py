@@ -86,6 +86,16 @@ class FakeServer:
             self.put({**copy.deepcopy(manifest), **status})
         return copy.deepcopy(self.objects.get(key, manifest))
 
+    def patch(self, kind: Kind, name: str, change: Object, namespace: str = "") -> Object:
+        self._check("patch", kind)
+        key = (kind.plural, self._where(kind, namespace), name)
+        living = self.objects[key]
+        if change["metadata"]["resourceVersion"] != living["metadata"]["resourceVersion"]:
+            raise KubeError(f"patch {name}: the object has been modified", 409)
+        self.calls.append(f"patch {kind.kind} {name}")
+        self.put(_merged(living, change))
+        return copy.deepcopy(self.objects[key])
+
     def delete(
         self, kind: Kind, name: str, namespace: str = "", grace_s: int | None = None
     ) -> bool:
@@ -100,6 +110,19 @@ class FakeServer:
     def _check(self, verb: str, kind: Kind) -> None:
         if (verb, kind.plural) in self.refused:
             raise KubeError(f"{verb} {kind.plural}: forbidden", 403)
+
+
+def _merged(living: Any, change: Any) -> Any:
+    """As a JSON merge patch."""
+    if not isinstance(change, dict):
+        return copy.deepcopy(change)
+    merged = dict(living) if isinstance(living, dict) else {}
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), value)
+    return merged
 
 
 def _holds(living: Any, wanted: Any) -> bool:
@@ -118,6 +141,8 @@ def pod(
     ready: bool = True,
     reason: str = "",
     leaving: bool = False,
+    made: str = "2026-01-01T00:00:00Z",
+    container: Object | None = None,
 ) -> Object:
     """As the operator makes it; ``reason``: why the scheduler has no place for it."""
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
@@ -125,6 +150,7 @@ def pod(
         conditions.append({"type": "PodScheduled", "status": "False", "message": reason})
     metadata: Object = {
         "name": name,
+        "creationTimestamp": made,
         "labels": {"ray.io/cluster": cluster, "ray.io/group": group},
     }
     if leaving:
@@ -133,6 +159,6 @@ def pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
-        "spec": {"containers": [{"name": "ray-worker"}]},
+        "spec": {"containers": [container or {"name": "ray-worker"}]},
         "status": {"phase": "Running" if ready else "Pending", "conditions": conditions},
     }

@@ -8,7 +8,7 @@ import pytest
 
 from firepool_ray.config import PoolConfig
 from firepool_ray.errors import KubeError, PoolUnavailable
-from firepool_ray.kube import deploy, manifests, standing
+from firepool_ray.kube import deploy, draining, manifests, nodes, standing
 from firepool_ray.kube.api import Object
 from tests.kube.server import FakeServer, pod
 
@@ -16,6 +16,11 @@ from tests.kube.server import FakeServer, pod
 def pool_of(**kubernetes: Any) -> PoolConfig:
     profile = {"gpus": 1, "max_lanes": 4}
     return PoolConfig.from_dict({"profiles": {"gpu": profile}, "kubernetes": kubernetes})
+
+
+def container_of(group: Object) -> Object:
+    form: Object = group["template"]["spec"]["containers"][0]
+    return form
 
 
 class Operated(FakeServer):
@@ -28,10 +33,15 @@ class Operated(FakeServer):
     def apply(self, manifest: Object, *, dry_run: bool = False, force: bool = True) -> Object:
         answer = super().apply(manifest, dry_run=dry_run, force=force)
         if manifest["kind"] == "RayCluster" and not dry_run:
-            name = manifest["metadata"]["name"]
-            self.put(pod(name, f"{name}-head", "headgroup"))
-            ready = not self.reason
-            self.put(pod(name, f"{name}-sys", "system", ready=ready, reason=self.reason))
+            name, spec = manifest["metadata"]["name"], manifest["spec"]
+            if ("pods", "default", f"{name}-head") not in self.objects:
+                form = container_of(spec["headGroupSpec"])
+                self.put(pod(name, f"{name}-head", "headgroup", container=form))
+                ready, form = not self.reason, container_of(spec["workerGroupSpecs"][0])
+                system = pod(
+                    name, f"{name}-sys", "system", ready=ready, reason=self.reason, container=form
+                )
+                self.put(system)
         return answer
 
     def delete(self, kind: Any, name: str, namespace: str = "", grace_s: int | None = None) -> bool:
@@ -42,9 +52,17 @@ class Operated(FakeServer):
         return gone
 
 
-def up(server: FakeServer, pool: PoolConfig, timeout_s: float = 0.0) -> list[str]:
+def up(
+    server: FakeServer, pool: PoolConfig, timeout_s: float = 0.0, *, replace: bool = False
+) -> list[str]:
     said: list[str] = []
-    deploy.up(server, pool, timeout_s=timeout_s, say=said.append)  # type: ignore[arg-type]
+    deploy.up(
+        server,  # type: ignore[arg-type]
+        pool,
+        timeout_s=timeout_s,
+        say=said.append,
+        replace=replace,
+    )
     return said
 
 
@@ -85,6 +103,88 @@ def test_a_second_up_leaves_the_autoscalers_pods_alone() -> None:
     server.objects[key]["spec"]["workerGroupSpecs"][-1]["replicas"] = 3
     up(server, pool_of())
     assert server.objects[key]["spec"]["workerGroupSpecs"][-1]["replicas"] == 3
+
+
+CLUSTER = ("rayclusters", "default", "firepool")
+
+
+def with_lane_pods(server: FakeServer, names: str) -> None:
+    """As the autoscaler brings them, one after the other."""
+    group = server.objects[CLUSTER]["spec"]["workerGroupSpecs"][-1]
+    group["replicas"] = len(names)
+    for name in names:
+        made = f"2026-01-01T00:00:0{ord(name) - ord('a')}Z"
+        server.put(pod("firepool", name, "gpu", made=made, container=container_of(group)))
+
+
+def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "DRAIN_KNOWN_S", 0.0)
+    monkeypatch.setattr(draining, "LOOK_S", 0.0)
+
+
+def test_a_lower_maximum_drains_before_bounds_are_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_waiting(monkeypatch)
+    server = Operated()
+    up(server, pool_of())
+    with_lane_pods(server, "abcd")
+    server.calls.clear()
+    fewer = PoolConfig.from_dict(
+        {"profiles": {"gpu": {"gpus": 1, "max_lanes": 2}}, "kubernetes": {}}
+    )
+    said = up(server, fewer)
+    assert said[1].startswith("group gpu may keep 2 pods: c, d to go")
+    begin = server.calls.index("patch RayCluster firepool")
+    assert server.calls[begin : begin + 6] == [
+        "patch RayCluster firepool",  # nothing new comes
+        "delete Pod c",
+        "delete Pod d",
+        "patch RayCluster firepool",  # now the bounds
+        "patch RayCluster firepool",
+        "apply RayCluster firepool",
+    ]
+    group = server.objects[CLUSTER]["spec"]["workerGroupSpecs"][-1]
+    assert (group["replicas"], group["maxReplicas"]) == (2, 2)
+    assert nodes.MOST_PODS not in server.objects[CLUSTER]["metadata"].get("annotations", {})
+
+
+def test_pods_that_do_not_end_stop_an_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_waiting(monkeypatch)
+    server = Operated()
+    up(server, pool_of())
+    with_lane_pods(server, "ab")
+    monkeypatch.setattr(server, "delete", lambda *_, **__: True)
+    fewer = PoolConfig.from_dict(
+        {"profiles": {"gpu": {"gpus": 1, "max_lanes": 1}}, "kubernetes": {}}
+    )
+    with pytest.raises(PoolUnavailable, match="pod b has not ended yet: run `firepool kube up`"):
+        up(server, fewer)
+
+
+def test_an_old_form_is_told_and_replaced_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_waiting(monkeypatch)
+    server = Operated()
+    up(server, pool_of())
+    with_lane_pods(server, "ab")
+    said = up(server, pool_of(image="other:2.60.0"))
+    assert any(line.startswith("still in their old form: firepool-sys, a, b.") for line in said)
+    assert any("the head, pod firepool-head, still has its old form" in line for line in said)
+
+    def replaced(kind: Any, name: str, *_: Any, **__: Any) -> bool:
+        group = "system" if name == "firepool-sys" else "gpu"
+        row = 0 if group == "system" else -1
+        form = container_of(server.objects[CLUSTER]["spec"]["workerGroupSpecs"][row])
+        del server.objects["pods", "default", name]
+        server.put(pod("firepool", f"{name}-new", group, container=form))
+        return True
+
+    monkeypatch.setattr(server, "delete", replaced)
+    said = up(server, pool_of(image="other:2.60.0"), timeout_s=30, replace=True)
+    assert [line for line in said if "is replaced" in line] == [
+        "pod firepool-sys of group system is replaced; 2 more to go",
+        "pod a of group gpu is replaced; 1 more to go",
+        "pod b of group gpu is replaced; 0 more to go",
+    ]
+    assert not any("old form: " in line for line in said)
 
 
 def test_a_cluster_that_does_not_come_says_so_in_the_schedulers_words() -> None:

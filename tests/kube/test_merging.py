@@ -34,46 +34,35 @@ def counts(merged: Object) -> dict[str, tuple[int, int, int]]:
 def test_the_autoscaler_keeps_its_pods() -> None:
     deleting = {"workersToDelete": ["p-1"]}
     living = cluster(group("gpu", 3, 4, scaleStrategy=deleting))
-    merged, notes = beside(cluster(group("gpu", 0, 8)), living)
+    merged = beside(cluster(group("gpu", 0, 8)), living)
     assert counts(merged) == {"gpu": (0, 3, 8)}
     assert merged["spec"]["workerGroupSpecs"][0]["scaleStrategy"] == deleting
-    assert notes == []
 
 
 def test_kueue_keeps_its_word_on_suspension() -> None:
     for word in (True, False):
-        merged, _ = beside(cluster(suspend=True), cluster(suspend=word))
+        merged = beside(cluster(suspend=True), cluster(suspend=word))
         assert merged["spec"]["suspend"] is word
-    merged, _ = beside(cluster(), cluster())
+    merged = beside(cluster(), cluster())
     assert "suspend" not in merged["spec"]
 
 
-def test_a_maximum_is_not_lowered_below_the_pods_that_are_there() -> None:
-    merged, notes = beside(cluster(group("gpu", 0, 2)), cluster(group("gpu", 3, 4)))
-    assert counts(merged) == {"gpu": (0, 3, 3)}
-    assert len(notes) == 1 and "maxReplicas stays 3 instead of 2" in notes[0]
-    merged, notes = beside(cluster(group("gpu", 0, 2)), cluster(group("gpu", 1, 4)))
-    assert (counts(merged), notes) == ({"gpu": (0, 1, 2)}, [])
+def test_bounds_are_those_of_the_pool_file() -> None:
+    """Pods beyond them have been drained before."""
+    merged = beside(cluster(group("gpu", 0, 2)), cluster(group("gpu", 3, 4)))
+    assert counts(merged) == {"gpu": (0, 2, 2)}
+    merged = beside(cluster(group("gpu", 0, 2)), cluster(group("gpu", 1, 4)))
+    assert counts(merged) == {"gpu": (0, 1, 2)}
 
 
 def test_a_minimum_is_raised_at_once() -> None:
-    merged, _ = beside(cluster(group("gpu", 2, 4, minReplicas=2)), cluster(group("gpu", 0, 4)))
+    merged = beside(cluster(group("gpu", 2, 4, minReplicas=2)), cluster(group("gpu", 0, 4)))
     assert counts(merged) == {"gpu": (2, 2, 4)}
 
 
-def test_a_group_left_out_stays_until_its_pods_have_gone() -> None:
-    living = cluster(group("old", 2, 4, minReplicas=1), group("empty", 0, 4), group("gpu", 0, 4))
-    merged, notes = beside(cluster(group("gpu", 0, 4)), living)
-    assert counts(merged) == {"gpu": (0, 0, 4), "old": (0, 2, 2)}
-    assert len(notes) == 1 and "group old is not in the pool file" in notes[0]
-
-
-def test_pods_that_keep_their_old_form_are_told_of() -> None:
-    living = cluster(group("gpu", 1, 4))
-    assert beside(cluster(group("gpu", 0, 4, image="b")), living)[1] == [
-        "pods that run keep their old form; new ones have the new one"
-    ]
-    assert beside(cluster(group("gpu", 0, 4, image="b")), cluster(group("gpu", 0, 4)))[1] == []
+def test_a_group_left_out_goes() -> None:
+    living = cluster(group("old", 0, 4), group("gpu", 0, 4))
+    assert counts(beside(cluster(group("gpu", 0, 4)), living)) == {"gpu": (0, 0, 4)}
 
 
 def test_neither_side_is_changed() -> None:

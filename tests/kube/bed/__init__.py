@@ -10,7 +10,7 @@ pods that run.
 
 Starting and ending
 * ``bed``: ``Bed``, what tests use
-* ``binaries``: builds the programs once, with Go
+* ``binaries``: builds the programs once, with Go; ``redis``: fetches that one
 * ``private``: namespaces of its own around a command, so that nothing is left behind
 * ``controlplane``, ``operators``: the programs' flags; ``process``: one program and its log
 * ``rest``: the API in plain dicts; ``audit``: who asked the API server for what

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from tests.kube.bed import binaries, private, schedulers
+from tests.kube.bed import binaries, private, redis, schedulers
 from tests.kube.bed.bed import Bed
 from tests.kube.bed.nodes import DEFAULT_NODES
 from tests.kube.bed.process import BedError
@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
         if options.mode == "build":
             binaries.build()
             schedulers.build()
+            redis.fetch()
             return 0
         if not command:
             raise BedError(f"{options.mode} needs a command after --")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.kube.bed import redis
 from tests.kube.bed.controlplane import GATEWAY, PORT
 from tests.kube.bed.nodes import GPU, quantity
 from tests.kube.bed.rest import ApiError, Object, Rest
@@ -37,7 +38,7 @@ def container_env(
     """All of it; raises ``ApiError`` if something that it refers to is missing."""
     space = pod["metadata"]["namespace"]
     env = {
-        "PATH": f"{sys.prefix}/bin:{_PATH}",
+        "PATH": f"{sys.prefix}/bin:{_PATH}:{redis.folder()}",
         "HOME": HOME,
         "HOSTNAME": pod["metadata"]["name"],
         "LANG": "C.UTF-8",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.kube.bed import redis
 from tests.kube.bed.controlplane import BRIDGE, GATEWAY
 from tests.kube.bed.process import BedError, command
 
@@ -87,6 +88,7 @@ class Sandbox:
 
 
 def _kept_below_tmp() -> list[str]:
-    """What a pod must see although it lies below /tmp: the environment and the code."""
+    """What a pod must see although it lies below /tmp: the environment, the code, Redis."""
     wanted = {sys.prefix, str(Path(__file__).parents[3])}
+    wanted |= {str(redis.folder())} if redis.folder().exists() else set()
     return sorted(path for path in wanted if path.startswith("/tmp/"))

@@ -3,14 +3,19 @@
     python load.py '{"seconds": 20, "callers": 2, "width": 2, "job_s": 0.3}'
 
 Prints one JSON line per job as it ends, then {"done": N}. ``width`` is jobs at a time per caller.
+With ``until`` it goes on until that file is there, ``seconds`` at most. With ``fresh_s`` a caller
+that was never seen before has one job, then the next one after that pause.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from itertools import count, repeat
 from typing import Any
 
 import ray
@@ -21,9 +26,6 @@ _LOCK = threading.Lock()
 
 
 def work(seconds: float) -> str:
-    import os
-    import time
-
     time.sleep(seconds)
     return os.uname().nodename
 
@@ -42,30 +44,50 @@ def one(options: dict[str, Any], job_s: float, patience_s: float) -> dict[str, A
         row.update(outcome=type(error).__name__, why=str(error))
         row["started_code"] = getattr(error, "started", None)
     info = job.info()
-    row.update(ended=time.time(), source=info.source, start_s=info.start_s)
+    row.update(ended=time.time(), source=info.source, start_s=info.start_s, worker=info.worker)
     return row
 
 
+def connect(address: str) -> None:
+    """On a slow machine Ray Client's server gives up its own start, and the next try works."""
+    for patience in (True, True, True, False):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            return
+        except ConnectionError:
+            if not patience:
+                raise
+
+
 def main(asked: dict[str, Any]) -> None:
-    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    connect(asked.get("address", "auto"))
     options = asked.get("options", {})
     until = time.monotonic() + asked["seconds"]
+    stop = asked.get("until", "")
     counts: list[int] = []
 
-    def caller(name: str) -> None:
+    def goes_on() -> bool:
+        return time.monotonic() < until and not (stop and os.path.exists(stop))
+
+    def work_off(names: Iterator[str], pause_s: float) -> None:
         done = 0
-        while done == 0 or time.monotonic() < until:
+        while done == 0 or goes_on():
+            name = next(names)
             row = one({"caller": name, **options}, asked["job_s"], asked.get("patience_s", 120.0))
             tell({"caller": name, **row})
             done += 1
-            time.sleep(asked.get("pause_s", 0.05))
+            time.sleep(pause_s)
         counts.append(done)
 
+    pause_s = asked.get("pause_s", 0.05)
     threads = [
-        threading.Thread(target=caller, args=(f"c{number}",))
+        threading.Thread(target=work_off, args=(repeat(f"c{number}"), pause_s))
         for number in range(asked.get("callers", 1))
         for _ in range(asked.get("width", 1))
     ]
+    if "fresh_s" in asked:
+        fresh = (f"fresh{number}" for number in count())
+        threads.append(threading.Thread(target=work_off, args=(fresh, asked["fresh_s"])))
     for thread in threads:
         thread.start()
     for thread in threads:

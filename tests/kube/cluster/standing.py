@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,19 +49,27 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 
 class Load:
-    """``load.py`` in the head pod, with its rows as they come."""
+    """``load.py`` in a pod, the head's unless another is named, or outside of all pods."""
 
-    def __init__(self, pool: StandingPool, asked: dict[str, Any], pod: str = "") -> None:
+    def __init__(
+        self, pool: StandingPool, asked: dict[str, Any], pod: str = "", *, outside: bool = False
+    ) -> None:
         self.rows: list[dict[str, Any]] = []
         self.error = ""
-        self._argv = ["python", str(LOAD), json.dumps(asked)]
-        self._pool, self._pod = pool, pod or pool.head()
+        self._argv = [sys.executable, str(LOAD), json.dumps(asked)]
+        self._pool, self._pod = pool, "" if outside else pod or pool.head()
         self._limit_s = asked["seconds"] + asked.get("patience_s", 120.0) + 60
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        done = self._pool.bed.exec(self._pod, self._argv, timeout_s=self._limit_s)
+        limit_s = self._limit_s
+        if self._pod:
+            done = self._pool.bed.exec(self._pod, self._argv, timeout_s=limit_s)
+        else:
+            done = subprocess.run(
+                self._argv, capture_output=True, text=True, timeout=limit_s, check=False
+            )
         for line in done.stdout.splitlines():
             if line.startswith("{"):
                 self.rows.append(json.loads(line))
@@ -85,8 +93,17 @@ class StandingPool:
         self.file = folder / "pool.yaml"
         self.file.write_text(yaml.safe_dump(config))
 
-    def firepool(self, *argv: str, timeout_s: float = 120.0) -> str:
+    def firepool(self, *argv: str, timeout_s: float = 120.0, code: int = 0) -> str:
         """The command line where a person sits, with the cluster's kubeconfig."""
+        return self._firepool(argv, timeout_s, code).stdout
+
+    def told(self, *argv: str, timeout_s: float = 200.0) -> str:
+        """What such a command says while it works."""
+        return self._firepool(argv, timeout_s, 0).stderr
+
+    def _firepool(
+        self, argv: Sequence[str], timeout_s: float, code: int
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [FIREPOOL, *argv],
             env={**os.environ, "KUBECONFIG": str(self.bed.kubeconfig)},
@@ -94,14 +111,19 @@ class StandingPool:
             text=True,
             timeout=timeout_s,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
 
     def up(self) -> None:
-        self.firepool("kube", "up", "-f", str(self.file), "--timeout", "90")
+        self.firepool("kube", "up", "-f", str(self.file), "--timeout", "180", timeout_s=200)
 
     def head(self) -> str:
         return str(self.bed.wait_head(NAME).metadata.name)
+
+    def system(self) -> str:
+        """The pod of the controller."""
+        (pod,) = self.bed.pods(f"ray.io/cluster={NAME},ray.io/group=system")
+        return str(pod.metadata.name)
 
     def status(self) -> dict[str, Any]:
         """As from any pod of the cluster."""
@@ -110,11 +132,28 @@ class StandingPool:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    def load(self, **asked: Any) -> Load:
-        return Load(self, asked)
+    def explain(self, job_or_caller: str) -> dict[str, Any]:
+        done = self.bed.exec(
+            self.head(), ["firepool", "explain", job_or_caller, "--json"], timeout_s=60
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
 
-    def jobs(self, **asked: Any) -> list[dict[str, Any]]:
-        return self.load(**{"seconds": 0, "job_s": 0.1, **asked}).finish()
+    def load(self, *, pod: str = "", **asked: Any) -> Load:
+        return Load(self, asked, pod)
+
+    def load_outside(self, **asked: Any) -> Load:
+        """By Ray Client, as a program that is in no pod of the cluster would."""
+        address = f"ray://{self.bed.head_address(NAME)}:10001"
+        return Load(self, {"address": address, **asked}, outside=True)
+
+    def answers(self) -> bool:
+        """Whether there is a controller on this head."""
+        return self.bed.exec(self.head(), ["firepool", "status"], timeout_s=30).returncode == 0
+
+    def jobs(self, *, pod: str = "", **asked: Any) -> list[dict[str, Any]]:
+        return self.load(pod=pod, **{"seconds": 0, "job_s": 0.1, **asked}).finish()
 
     def worker_pods(self) -> list[str]:
         """Pods that carry lanes."""
@@ -134,6 +173,10 @@ class StandingPool:
             return ""
 
         return self.bed.wait_for(find, 60, "busy pod")
+
+    def busy_workers(self, profile: str) -> int:
+        lanes = [lane for lane in self.status()["lanes"] if lane["profile"] == profile]
+        return sum(worker["state"] == "busy" for lane in lanes for worker in lane["workers"])
 
     def settle(self) -> None:
         """Until the pool is whole again: as many lanes as it wants, none on its way."""

@@ -9,14 +9,18 @@ from tests.kube.bed import Bed
 NODES = "cpu-a:cpu=8,mem=32"
 KUEUE = True
 PATIENCE_S = 120.0
+QUOTA = {"cpu": "2", "memory": "8Gi"}
 _KUEUE = "kueue.x-k8s.io/v1beta2"
 
 
-def _queues() -> list[dict[str, Any]]:
-    quota = [{"name": "cpu", "nominalQuota": "2"}, {"name": "memory", "nominalQuota": "8Gi"}]
+def queue_objects(
+    name: str, quota: dict[str, str], *, cohort: str = "", reclaim: str = "Never"
+) -> list[dict[str, Any]]:
+    """A ClusterQueue, the LocalQueue of the same name, and the flavor of all queues."""
+    resources = [{"name": key, "nominalQuota": amount} for key, amount in quota.items()]
     group = {
-        "coveredResources": ["cpu", "memory"],
-        "flavors": [{"name": "default", "resources": quota}],
+        "coveredResources": list(quota),
+        "flavors": [{"name": "default", "resources": resources}],
     }
     # all that Kueue's webhooks would fill in
     queue = {
@@ -24,7 +28,7 @@ def _queues() -> list[dict[str, Any]]:
         "queueingStrategy": "BestEffortFIFO",
         "preemption": {
             "withinClusterQueue": "Never",
-            "reclaimWithinCohort": "Never",
+            "reclaimWithinCohort": reclaim,
             "borrowWithinCohort": {"policy": "Never"},
         },
         "flavorFungibility": {
@@ -34,11 +38,13 @@ def _queues() -> list[dict[str, Any]]:
         "stopPolicy": "None",
         "resourceGroups": [group],
     }
-    local = {"clusterQueue": "rl", "stopPolicy": "None"}
+    if cohort:
+        queue["cohortName"] = cohort
+    local = {"clusterQueue": name, "stopPolicy": "None"}
     return [
         _object("ResourceFlavor", "default", {}),
-        _object("ClusterQueue", "rl", queue),
-        _object("LocalQueue", "rl", local),
+        _object("ClusterQueue", name, queue),
+        _object("LocalQueue", name, local),
     ]
 
 
@@ -78,7 +84,7 @@ def _admitted(bed: Bed) -> dict[str, bool]:
 
 
 def test_a_cluster_over_the_quota_waits_until_there_is_room(bed: Bed) -> None:
-    bed.apply(_queues())
+    bed.apply(queue_objects("rl", QUOTA))
     bed.apply([_cluster("first")])
     bed.wait_for(lambda: bed.head_pod("first"), PATIENCE_S, "head of the admitted cluster")
     bed.apply([_cluster("second")])

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.kube.bed import Bed
-from tests.kube.cluster.test_kueue import _queues
+from tests.kube.cluster.test_kueue import QUOTA, queue_objects
 
 NODES = "cpu-a:cpu=8,mem=32"
 KUEUE = True
@@ -58,7 +58,7 @@ def test_a_pool_is_admitted_and_a_second_one_waits(
     done = firepool("doctor", "-f", first)
     assert done.returncode == 1
     assert "problem  kubernetes.queue: there is no LocalQueue 'rl'" in done.stdout
-    bed.apply(_queues())
+    bed.apply(queue_objects("rl", QUOTA))
     assert firepool("doctor", "-f", first).returncode == 0
 
     done = firepool("up", "-f", first, "--timeout", str(PATIENCE_S))
