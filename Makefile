@@ -22,8 +22,7 @@ test: $(INSTALLED) ## all tests (TEST_ARGS="-k name" for some)
 # The build takes a quarter of an hour on two cores, once.
 test-kube: $(INSTALLED) ## tests on a Kubernetes cluster of this machine (needs root and Go)
 	@$(BIN)/python -m tests.kube.bed build
-	@$(BIN)/python -m tests.kube.bed enter -- \
-		$(BIN)/python -m pytest $(or $(TEST_KUBE),tests/kube/cluster) $(TEST_ARGS)
+	@$(BIN)/python -m tests.kube.bed test $(or $(TEST_KUBE),tests/kube/cluster) -- $(TEST_ARGS)
 
 check: $(INSTALLED) ## ruff, formatting, types, layers
 	$(BIN)/ruff check .

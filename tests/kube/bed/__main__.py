@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from tests.kube.bed import binaries, private, redis, schedulers
+from tests.kube.bed import binaries, parallel, private, redis, schedulers
 from tests.kube.bed.bed import Bed
 from tests.kube.bed.nodes import DEFAULT_NODES
 from tests.kube.bed.process import BedError
@@ -26,6 +26,9 @@ def main(argv: list[str]) -> int:
             schedulers.build()
             redis.fetch()
             return 0
+        if options.mode == "test":
+            binaries.require(*binaries.PROGRAMS)
+            return parallel.run_modules(options.paths, command, options.jobs)
         if not command:
             raise BedError(f"{options.mode} needs a command after --")
         if options.mode == "first":
@@ -51,7 +54,7 @@ def _with_cluster(options: argparse.Namespace, command: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.kube.bed", description=__doc__)
-    modes = parser.add_subparsers(dest="mode", required=True, metavar="check|build|run|enter")
+    modes = parser.add_subparsers(dest="mode", required=True, metavar="check|build|test|run|enter")
     modes.add_parser("build", help="build the programs of the cluster, with Go")
     modes.add_parser("check", help="say what this machine lacks for it, if anything")
     for name in ("run", "inside"):
@@ -59,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         run.add_argument("--nodes", default=DEFAULT_NODES)
         run.add_argument("--kueue", action="store_true")
         run.add_argument("--keep", action="store_true", help="keep the directory with the logs")
+    test = modes.add_parser("test", help="test modules, a cluster each: -- ARGUMENTS of pytest")
+    test.add_argument("paths", nargs="+", metavar="PATH")
+    test.add_argument("--jobs", type=int, default=2, help="modules at a time")
     modes.add_parser("enter", help="only private namespaces around: -- COMMAND")
     modes.add_parser("first")
     return parser
