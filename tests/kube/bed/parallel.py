@@ -1,7 +1,7 @@
 """Runs test modules side by side, each in private namespaces of its own.
 
-Most of their time is spent waiting, so two at a time need little more than half of it. What a module
-prints comes when it has ended.
+Most of their time is spent waiting, so two at a time need little more than half of it. What a
+module prints comes when it has ended.
 """
 
 from __future__ import annotations
