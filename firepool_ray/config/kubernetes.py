@@ -29,6 +29,9 @@ SIGNALLERS = (*ADMITTERS, "quota")
 #: Parameters of ``ray start`` that follow from other settings.
 _OUR_PARAMS = {"num-cpus", "num-gpus", "labels", "resources", "address", "block"}
 
+#: Where pods that share a device through a claim have the folder of its lock.
+DEVICE_LOCKS = "/var/lib/firepool/devices"
+
 _DNS = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 #: 40 letters leave room for what Ray's operator and firepool append.
 ClusterName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$")]
@@ -230,6 +233,12 @@ class KubernetesConfig(Group):
     )
     #: DRA device class of the claims that ``pod.sharing: dra:CLAIM`` names.
     device_class: Annotated[str, Field(min_length=1)] = "gpu.nvidia.com"
+    #: Where pods of one claim have their device's lock, which keeps two workers off one GPU even if
+    #: their pods cannot be reached: "claim" (a small ReadWriteOnce volume per claim; such a volume
+    #: may be mounted by all pods of one node, and pods of one device are) or "host:/FOLDER" (a
+    #: folder of this pool alone on every node, which the pods' user may write), for clusters
+    #: without a default StorageClass.
+    device_locks: Annotated[str, Field(pattern=r"^(claim|host:/[^:]+)$")] = "claim"
     #: Only pods of this RayCluster, jobs of its namespace and Ray's operator may call Ray.
     network_policy: bool = True
     #: PodMonitors, for clusters with the Prometheus operator.

@@ -20,6 +20,7 @@ from firepool_ray.kube.api import (
     Object,
 )
 from firepool_ray.kube.nodes import CLUSTER_LABEL, TYPE_LABEL
+from firepool_ray.kube.security import pod_security
 
 REDIS_PORT = 6379
 #: The user "redis" of the official image.
@@ -63,7 +64,7 @@ def redis(settings: KubernetesConfig) -> Iterable[tuple[str, Object]]:
     user = 0 if settings.run_as_user == 0 else REDIS_USER
     spec: Object = {
         "automountServiceAccountToken": False,
-        "securityContext": {**templates.pod_security(user), "fsGroup": user},
+        "securityContext": {**pod_security(user), "fsGroup": user},
         "containers": [container],
         "volumes": [{"name": "data", "emptyDir": {}}],
     }

@@ -84,6 +84,8 @@ def _all(pool: PoolConfig, namespace: str) -> Iterable[tuple[str, Object]]:
     yield extras.pool_file(pool)
     for claim in sharing.claims_of(pool):
         yield "A device that worker groups of different images share.", claim
+    for volume in sharing.lock_volumes(pool):
+        yield "The lock that keeps their workers off the device while another has it.", volume
     if settings.redis == "managed":
         yield from extras.redis(settings)
     if settings.network_policy:

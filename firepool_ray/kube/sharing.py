@@ -15,11 +15,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from firepool_ray.config import PoolConfig, ProfileConfig
+from firepool_ray.config.kubernetes import DEVICE_LOCKS, KubernetesConfig
 from firepool_ray.config.pods import pod_gpus
-from firepool_ray.kube.api import RESOURCE_CLAIM, Object
+from firepool_ray.kube.api import PERSISTENT_VOLUME_CLAIM, RESOURCE_CLAIM, Object
+from firepool_ray.kube.security import pod_security
 
 #: What a container calls the claim it uses.
 CLAIM_ALIAS = "gpu"
+#: Holds one empty file; storage of clouds comes in no smaller pieces.
+LOCK_SIZE = "1Gi"
+#: Any group will do, as long as all pods of the claim have it.
+LOCK_GROUP = 1000
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,47 @@ def add_claim(spec: Object, container: Object, pool_name: str, claim: str) -> No
         {"name": CLAIM_ALIAS, "resourceClaimName": claim_object_name(pool_name, claim)}
     ]
     container["resources"]["claims"] = [{"name": CLAIM_ALIAS}]
+
+
+def lock_name(pool_name: str, claim: str) -> str:
+    return f"{claim_object_name(pool_name, claim)}-lock"
+
+
+def add_lock(spec: Object, container: Object, settings: KubernetesConfig, claim: str) -> None:
+    """Let the pod mount the folder in which all pods of the claim lock its device."""
+    kind, _, folder = settings.device_locks.partition(":")
+    if kind == "host":
+        source: Object = {"hostPath": {"path": folder, "type": "Directory"}}
+    else:
+        name = lock_name(settings.name, claim)
+        source = {"persistentVolumeClaim": {"claimName": name}}
+        # Without it the new volume is root's alone.
+        spec["securityContext"] = {
+            **pod_security(settings.run_as_user),
+            "fsGroup": LOCK_GROUP,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        }
+    spec.setdefault("volumes", []).append({"name": "device-lock", **source})
+    mount = {"name": "device-lock", "mountPath": DEVICE_LOCKS}
+    container.setdefault("volumeMounts", []).append(mount)
+
+
+def lock_volumes(pool: PoolConfig) -> Iterable[Object]:
+    """The volume of each claim's lock. ``pool.kubernetes`` is set."""
+    settings = pool.kubernetes
+    assert settings is not None
+    if settings.device_locks != "claim":
+        return
+    for claim in dict.fromkeys(filter(None, (share_of(p).claim for p in pool.profiles.values()))):
+        yield {
+            "apiVersion": PERSISTENT_VOLUME_CLAIM.api_version,
+            "kind": PERSISTENT_VOLUME_CLAIM.kind,
+            "metadata": {"name": lock_name(settings.name, claim)},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": LOCK_SIZE}},
+            },
+        }
 
 
 def claims_of(pool: PoolConfig) -> Iterable[Object]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from firepool_ray.config import ProfileConfig
 from firepool_ray.config.kubernetes import KubernetesConfig, SizeConfig, Toleration, Volume
@@ -17,6 +16,7 @@ from firepool_ray.config.pods import LANE_MEMORY_BYTES, RAY_MEMORY_BYTES, pod_cp
 from firepool_ray.kube import sharing
 from firepool_ray.kube.admission import admission_of
 from firepool_ray.kube.api import Object
+from firepool_ray.kube.security import pod_security
 
 POOL_LABEL = "firepool/pool"
 #: A pod is given up this much later than Ray's own drain ends; equal times end in SIGKILL.
@@ -107,6 +107,7 @@ def lane(settings: KubernetesConfig, profile: ProfileConfig) -> Object:
         container["volumeMounts"], spec["volumes"] = _volumes(pod.volumes)
     if share.claim:
         sharing.add_claim(spec, container, settings.name, share.claim)
+        sharing.add_lock(spec, container, settings, share.claim)
     return _template(
         settings,
         container,
@@ -202,16 +203,6 @@ def _template(
         whole["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
     whole["containers"] = [container]
     return {"metadata": metadata, "spec": whole}
-
-
-def pod_security(user: int | None) -> dict[str, Any]:
-    """``user`` as ``run_as_user`` in the settings."""
-    security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
-    if user is not None:
-        security["runAsUser"] = user
-    if user != 0:
-        security["runAsNonRoot"] = True
-    return security
 
 
 def _volumes(volumes: Iterable[Volume]) -> tuple[list[Object], list[Object]]:

@@ -17,7 +17,8 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 
-from firepool_ray.config import PoolConfig
+from firepool_ray.config import PoolConfig, ProfileConfig
+from firepool_ray.config.kubernetes import DEVICE_LOCKS
 from firepool_ray.core import actions as do
 from firepool_ray.core import events as ev
 from firepool_ray.core.model import Fence
@@ -228,7 +229,7 @@ class Effects:
             device=device,
             epoch=self._epoch,
             words_dir=link.state.words_dir,
-            device_lock_path=f"{link.state.words_dir}/device-{device}.lock",
+            device_lock_path=f"{self._lock_folder(profile, link)}/device-{device}.lock",
             gpus=profile.gpus,
             cpus=profile.cpus,
             preload=tuple(profile.preload),
@@ -244,6 +245,13 @@ class Effects:
         self.workers[action.worker] = WorkerHandle(handle, spec)
         ready: WorkerReady = await handle.ready.remote()
         return ready
+
+    def _lock_folder(self, profile: ProfileConfig, link: Link) -> str:
+        """Where all nodes on which the device can be used have its lock."""
+        assert link.state is not None
+        if self._config.kubernetes is not None and profile.pod.shares.kind == "dra":
+            return DEVICE_LOCKS
+        return link.state.words_dir
 
     async def _promote_worker(self, action: do.PromoteWorker) -> None:
         worker = self.workers.get(action.worker)

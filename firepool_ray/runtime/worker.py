@@ -82,6 +82,7 @@ class PoolWorker:
         _prepare_process(spec)
         runtime = ray.get_runtime_context()
         self._gpu_ids = tuple(map(str, runtime.get_accelerator_ids().get("GPU", ())))
+        _check_lock_folder(spec)
         fresh = leasing.fresh_word(spec.epoch, self._pid, self._pid_start, monotonic())
         try:
             self._ring = Ring(ring_path(spec.words_dir, spec.worker), spec.worker, create=True)
@@ -339,9 +340,22 @@ def _prepare_process(spec: WorkerSpec) -> None:
         )
 
 
+def _check_lock_folder(spec: WorkerSpec) -> None:
+    """Refuse before anybody waits for this worker that it could not lock its device."""
+    folder = os.path.dirname(spec.device_lock_path)
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise RuntimeError(
+            f"device {spec.device} is shared between pods, but {folder}, where its lock lies, is "
+            f"{'not writable' if os.path.isdir(folder) else 'not mounted'} on node "
+            f"{spec.node_id[:8]}: see kubernetes.device_locks in the pool file"
+        )
+
+
 def _take_device(path: str) -> int:
     """The held lock of the device, as a file descriptor. Children forked later share it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with contextlib.suppress(PermissionError):  # another user's pod made it
+        os.fchmod(fd, 0o666)
     deadline = monotonic() + DEVICE_WAIT_S
     while True:
         with contextlib.suppress(BlockingIOError):

@@ -52,6 +52,10 @@ def fill_volumes(rest: Rest, pod: Mapping[str, Any], facts: Facts, folder: Path)
         if "hostPath" in volume:
             found[volume["name"]] = Path(volume["hostPath"]["path"])
             continue
+        if "persistentVolumeClaim" in volume:
+            name = volume["persistentVolumeClaim"]["claimName"]
+            found[volume["name"]] = _bound(rest, pod["metadata"]["namespace"], name)
+            continue
         target = folder / volume["name"]
         target.mkdir(parents=True, exist_ok=True)
         for source in _sources(volume):
@@ -85,6 +89,13 @@ def mount_script(
         if mount.get("readOnly"):
             lines.append(f"mount -o remount,bind,ro {where}")
     return "\n".join(lines)
+
+
+def _bound(rest: Rest, namespace: str, claim: str) -> Path:
+    """The folder behind a claim: the scheduler waits until a volume is bound to it."""
+    path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
+    volume = rest.get(f"/api/v1/persistentvolumes/{rest.get(path)['spec']['volumeName']}")
+    return Path(volume["spec"]["hostPath"]["path"])
 
 
 def _sources(volume: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
