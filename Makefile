@@ -8,7 +8,7 @@ TEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kube check format bench clean
+.PHONY: help demo test test-kube check format bench bench-kube clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -36,6 +36,12 @@ format: $(INSTALLED) ## let ruff put the code in order
 
 bench: $(INSTALLED) ## the figures of the README (BENCH_ARGS="--only NAME --json")
 	$(BIN)/firepool bench $(BENCH_ARGS)
+
+# Figures of one machine that plays all pods: for a cluster of your own, firepool bench --kube -f FILE.
+bench-kube: $(INSTALLED) ## the figures on Kubernetes, on a cluster of this machine (root, Go)
+	@$(BIN)/python -m tests.kube.bed build
+	@$(BIN)/python -m tests.kube.bed run --kueue --nodes "a:cpu=64,mem=256,gpu=40" -- \
+		$(BIN)/firepool bench --kube -f tests/kube/bench.yaml $(BENCH_ARGS)
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) build dist *.egg-info

@@ -46,7 +46,7 @@ def empty(where: Where) -> Iterator[Measured]:
     kept: Row = {"max_lanes": 1, "keep_alive": "never", "lane_keep_s": 0.0, "standbys": 0}
     with standing(where, where.config(kubernetes={"idle_timeout_s": 5}, **kept)) as site:
         asked: Row = {"profile": "bench", "gpus": 1, "cpus": 0.25, "patience_s": 120.0}
-        rows = site.drive("first", timeout_s=900.0, rounds=4, **asked)
+        rows = site.drive("first", timeout_s=900.0, rounds=5, **asked)
     by_hand = [row["by_hand_s"] for row in rows if "by_hand_s" in row]
     ours = [row["start_s"] for row in rows if "start_s" in row]
     detail = f"p50 {median(ours):.1f} s against {median(by_hand):.1f} s by hand; " + _each(
@@ -67,7 +67,7 @@ def idle(where: Where) -> Iterator[Measured]:
 
 
 def queue(where: Where) -> Iterator[Measured]:
-    seconds = 45.0
+    seconds = 30.0
     with (
         Quotas(where.kube, where.gpu_resource) as quotas,
         standing(where, where.config(max_lanes=1, follows=quotas.follow)) as site,

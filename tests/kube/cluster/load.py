@@ -25,8 +25,14 @@ import firepool_ray as fp
 _LOCK = threading.Lock()
 
 
-def work(seconds: float) -> str:
-    time.sleep(seconds)
+def work(seconds: float, beats: str) -> str:
+    """With ``beats`` it writes there that it still runs, ten times a second."""
+    until = time.monotonic() + seconds
+    while beats and time.monotonic() < until:
+        with open(beats, "a") as file:
+            file.write(f"{time.time()} {os.uname().nodename}\n")
+        time.sleep(0.1)
+    time.sleep(max(0.0, until - time.monotonic()))
     return os.uname().nodename
 
 
@@ -35,11 +41,11 @@ def tell(row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
 
 
-def one(options: dict[str, Any], job_s: float, patience_s: float) -> dict[str, Any]:
-    job = fp.options(**options).submit(work, job_s)
+def one(options: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    job = fp.options(**options).submit(work, asked["job_s"], asked.get("beats", ""))
     row: dict[str, Any] = {"job": job.id, "submitted": time.time(), "outcome": "ok", "why": ""}
     try:
-        row["pod"] = job.result(timeout_s=patience_s)
+        row["pod"] = job.result(timeout_s=asked.get("patience_s", 120.0))
     except Exception as error:
         row.update(outcome=type(error).__name__, why=str(error))
         row["started_code"] = getattr(error, "started", None)
@@ -73,7 +79,7 @@ def main(asked: dict[str, Any]) -> None:
         done = 0
         while done == 0 or goes_on():
             name = next(names)
-            row = one({"caller": name, **options}, asked["job_s"], asked.get("patience_s", 120.0))
+            row = one({"caller": name, **options}, asked)
             tell({"caller": name, **row})
             done += 1
             time.sleep(pause_s)
