@@ -30,9 +30,23 @@ def shrink(kube: Kube, wanted: Object, living: Object, *, deadline: float, say: 
     the next time it goes on from there.
     """
     name, place = living["metadata"]["name"], living["metadata"]["namespace"]
-    surplus = shrinking.surplus_of(wanted, living, raw_pods(kube, name, place))
-    if not surplus:
-        return
+    began = False
+    # Again, since the autoscaler may have asked for a pod before it read the lower bounds.
+    while surplus := shrinking.surplus_of(wanted, living, raw_pods(kube, name, place)):
+        began = True
+        _drain(kube, name, place, surplus, deadline, say)
+    if began:
+        _change(kube, name, place, lambda now: shrinking.FINISHED)
+
+
+def _drain(
+    kube: Kube,
+    name: str,
+    place: str,
+    surplus: list[shrinking.Surplus],
+    deadline: float,
+    say: Say,
+) -> None:
     for row in surplus:
         say(f"{row}. Their running jobs have their pods' grace to finish.")
     _change(kube, name, place, lambda now: shrinking.announced(now, surplus))
@@ -42,7 +56,6 @@ def shrink(kube: Kube, wanted: Object, living: Object, *, deadline: float, say: 
     time.sleep(DRAIN_KNOWN_S)
     _change(kube, name, place, lambda now: shrinking.lowered(now, surplus))
     _wait_until_gone(kube, place, leaving, deadline, say)
-    _change(kube, name, place, lambda now: shrinking.FINISHED)
 
 
 def roll(kube: Kube, name: str, place: str, *, deadline: float, say: Say) -> None:

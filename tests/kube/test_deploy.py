@@ -147,6 +147,30 @@ def test_a_lower_maximum_drains_before_bounds_are_lowered(monkeypatch: pytest.Mo
     assert nodes.MOST_PODS not in server.objects[CLUSTER]["metadata"].get("annotations", {})
 
 
+def test_a_pod_that_came_in_between_is_drained_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_waiting(monkeypatch)
+    server = Operated()
+    up(server, pool_of())
+    with_lane_pods(server, "ab")
+    delete = server.delete
+
+    def late(kind: Any, name: str, *rest: Any, **more: Any) -> bool:
+        if name == "b":
+            server.put(pod("firepool", "c", "gpu", made="2026-01-02", ready=False))
+        return delete(kind, name, *rest, **more)
+
+    monkeypatch.setattr(server, "delete", late)
+    fewer = PoolConfig.from_dict(
+        {"profiles": {"gpu": {"gpus": 1, "max_lanes": 1}}, "kubernetes": {}}
+    )
+    up(server, fewer)
+    assert [call for call in server.calls if call.startswith("delete")] == [
+        "delete Pod b",
+        "delete Pod c",
+    ]
+    assert server.names("pods") == ["a", "firepool-head", "firepool-sys"]
+
+
 def test_pods_that_do_not_end_stop_an_up(monkeypatch: pytest.MonkeyPatch) -> None:
     without_waiting(monkeypatch)
     server = Operated()
