@@ -189,3 +189,23 @@ def test_where_one_may_not_look_it_says_so() -> None:
     notes = [check for check in examine(server) if check.verdict == "note"]
     assert [check.what for check in notes] == ["capacity"]
     assert "forbidden" in notes[0].detail
+
+
+def test_a_cluster_that_its_queue_took_back_is_told_in_kueues_words() -> None:
+    """Of several workloads the newest; what Kueue says several times is said once."""
+    server, pool = healthy(), pool_of(queue="kueue:rl")
+    server.put({"kind": "LocalQueue", "metadata": {"name": "rl"}}, "localqueues")
+    owner = [{"kind": "RayCluster", "name": "firepool", "uid": "firepool"}]
+    for name, made, types in (("old", "1", ["Admitted"]), ("new", "2", ["Evicted", "Preempted"])):
+        conditions = [{"type": t, "status": "True", "message": "to accommodate"} for t in types]
+        metadata = {"name": name, "creationTimestamp": made, "ownerReferences": owner}
+        workload = {"kind": "Workload", "metadata": metadata, "status": {"conditions": conditions}}
+        server.put(workload, "workloads")
+    assert "admission" not in wrong(server, pool)
+
+    put_cluster(server, lambda spec: spec.update(suspend=True))
+    told = wrong(server, pool)["admission"]
+    assert "suspended (its queue has not admitted it, or took it back)" in told
+    assert "new: Evicted=True, Preempted=True: to accommodate. It comes back by itself" in told
+    assert "old" not in told
+    assert "admission" not in wrong(server)  # no queue, no admission
