@@ -50,8 +50,9 @@ def batch_job(cpus: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def pool(bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingPool]:
     bed.apply(queues())
-    lanes = {"max_lanes": 1, "keep_alive": "fixed:120", "lane_keep_s": 120}
-    lanes["pod"] = {"memory": "3Gi"}
+    lanes: dict[str, Any] = {"max_lanes": 1, "keep_alive": "fixed:120", "lane_keep_s": 120}
+    # Never scaled up before it is preempted: this Kueue does not start a cluster again that was.
+    lanes["pod"] = {"memory": "3Gi", "min_pods": 1}
     config = settings(profiles={"cpu": lanes}, kubernetes={"queue": "kueue:rl", "drain_s": 5})
     with standing(bed, tmp_path_factory.mktemp("pool"), config) as pool:
         yield pool
