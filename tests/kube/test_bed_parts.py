@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.bed import BedError, binaries, private
+from tests.kube.bed import BedError, binaries, private, redis
 from tests.kube.bed.audit import Audit
 from tests.kube.bed.devices import Gpus, wanted_gpus
 from tests.kube.bed.environment import expand
@@ -205,3 +205,34 @@ def test_an_old_or_absent_go_is_said_in_one_line(
     with pytest.raises(BedError, match=said) as caught:
         binaries.build()
     assert "\n" not in str(caught.value)
+
+
+def test_redis_is_the_machines_own_or_cannot_be_had_without_apt(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FIREPOOL_BED_CACHE", str(tmp_path))
+    monkeypatch.setattr(redis.shutil, "which", lambda program: None)
+    with pytest.raises(BedError, match="no apt-get to fetch it with: install your distribution's"):
+        redis.fetch()
+    monkeypatch.setattr(redis.shutil, "which", lambda program: f"/usr/bin/{program}")
+    redis.fetch()
+    assert not redis.folder().exists()
+
+
+def test_redis_that_cannot_be_downloaded_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once with the package lists that are there, once with new ones."""
+    monkeypatch.setenv("FIREPOOL_BED_CACHE", str(tmp_path))
+    there = {"apt-get", "dpkg"}
+    monkeypatch.setattr(redis.shutil, "which", lambda program: program in there or None)
+    asked: list[str] = []
+
+    def apt(*argv: str, where: Path) -> str:
+        asked.append(argv[0])
+        return "E: no network"
+
+    monkeypatch.setattr(redis, "_apt", apt)
+    with pytest.raises(BedError, match="install it yourself: E: no network"):
+        redis.fetch()
+    assert asked == ["download", "update", "download"]
