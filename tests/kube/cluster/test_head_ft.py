@@ -11,6 +11,8 @@ import pytest
 from tests.kube.bed import Bed, redis
 from tests.kube.cluster.standing import StandingPool, settings, standing
 
+#: Whole outages fit into this on a machine that has much else to do.
+pytestmark = pytest.mark.timeout(560)
 NODES = "cpu-a:cpu=16,mem=32;gpu-a:cpu=8,mem=32,gpu=4"
 #: A head's pod, its GCS and the nodes that come back to it: 27 s on a quiet machine.
 HEAD_S = 150.0

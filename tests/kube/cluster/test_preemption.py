@@ -13,6 +13,8 @@ from tests.kube.bed import Bed
 from tests.kube.cluster.standing import NAME, StandingPool, settings, since, standing
 from tests.kube.cluster.test_kueue import queue_objects
 
+#: Whole outages fit into this on a machine that has much else to do.
+pytestmark = pytest.mark.timeout(560)
 NODES = "cpu-a:cpu=16,mem=64"
 KUEUE = True
 PATIENCE_S = 150.0

@@ -11,6 +11,8 @@ import yaml
 from tests.kube.bed import Bed
 from tests.kube.cluster.standing import NAME, Load, StandingPool, settings, standing
 
+#: Whole outages fit into this on a machine that has much else to do.
+pytestmark = pytest.mark.timeout(560)
 NODES = "cpu-a:cpu=16,mem=48;gpu-a:cpu=8,mem=32,gpu=4"
 CPU = {"max_lanes": 1, "pod": {"memory": "3Gi"}, "keep_alive": "fixed:20", "lane_keep_s": 20}
 

@@ -18,6 +18,8 @@ from firepool_ray.kube.api import RAY_JOB
 from tests.kube.bed import Bed
 from tests.kube.cluster.standing import LOAD, NAME, StandingPool, settings, standing
 
+#: Whole outages fit into this on a machine that has much else to do.
+pytestmark = pytest.mark.timeout(560)
 NODES = "cpu-a:cpu=16,mem=48;gpu-a:cpu=8,mem=32,gpu=3"
 PATIENCE_S = 250.0
 RL_ROLLOUTS = Path(__file__).parents[3] / "examples" / "rl_rollouts"
