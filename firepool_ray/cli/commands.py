@@ -7,9 +7,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -115,6 +115,17 @@ def _wait_for_lanes(asked: config.PoolConfig, describe: Callable[[], dict[str, A
     click.echo(f"{ready} of {wanted} lanes are ready.")
 
 
+@contextlib.contextmanager
+def _output() -> Iterator[TextIO]:
+    """Yields the output for what was asked; what Ray prints there by itself goes to stderr.
+
+    Ray tells every driver of errors anywhere in the cluster that way.
+    """
+    out = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        yield out
+
+
 def _ready_lanes(described: dict[str, Any]) -> int:
     return sum(
         lane["state"] == "ready" and any(w["state"] != "starting" for w in lane["workers"])
@@ -160,13 +171,13 @@ def status(watch: bool, as_json: bool, address: str | None) -> None:
     """Show lanes, workers, queues and latencies."""
     from firepool_ray.runtime import session
 
-    with session.cluster(address), contextlib.suppress(KeyboardInterrupt):
+    with _output() as out, session.cluster(address), contextlib.suppress(KeyboardInterrupt):
         while True:
             described = session.describe()
             page = json.dumps(described) if as_json else render.status(described)
-            if watch and not as_json and sys.stdout.isatty():
+            if watch and not as_json and out.isatty():
                 click.clear()
-            click.echo(page)
+            click.echo(page, file=out)
             if not watch:
                 return
             time.sleep(WATCH_S)
@@ -183,7 +194,7 @@ def explain(job_or_caller: str, as_json: bool, address: str | None) -> None:
     """
     from firepool_ray.runtime import session
 
-    with session.cluster(address):
+    with _output(), session.cluster(address):
         explained = session.explain(job_or_caller)
     click.echo(json.dumps(explained) if as_json else render.explanation(explained))
     if explained["kind"] == "unknown":

@@ -134,6 +134,19 @@ def test_status_as_json_is_what_the_controller_says(there: Pretended) -> None:
     assert json.loads(run("status", "--json").output) == {"epoch": 1}
 
 
+def test_what_ray_prints_by_itself_is_not_in_the_answer(
+    there: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def describe() -> dict[str, Any]:
+        print("a raylet died")
+        return {"epoch": 1}
+
+    monkeypatch.setattr(session, "describe", describe)
+    result = run("status", "--json")
+    assert json.loads(result.stdout) == {"epoch": 1}
+    assert "a raylet died" in result.stderr
+
+
 def test_explain_exits_with_1_for_something_unknown(there: Pretended) -> None:
     there.explained = {"kind": "unknown", "message": "never heard of it", "candidates": ["a/b"]}
     result = run("explain", "x")

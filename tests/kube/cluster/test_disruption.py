@@ -35,7 +35,7 @@ def test_a_pod_deleted_under_load_fails_no_job(pool: StandingPool) -> None:
 
     pool.bed.wait_for(takes_nothing_new, 10, "draining lane")
     pool.bed.wait_for(lambda: pool.bed.pod(victim) is None, 30, f"end of pod {victim}")
-    assert since(began) < 10  # freed, it goes before its grace is over
+    assert since(began) < 20  # freed, it goes before its grace of 25 s is over
     jobs = load.finish()
     assert [row for row in jobs if row["outcome"] != "ok"] == []
     assert len({row["pod"] for row in jobs}) >= 3  # its replacement works
