@@ -19,10 +19,12 @@ from firepool_ray.kube.api import (
     DEVICE_CLASS,
     EVENT,
     NAMESPACE,
+    PERSISTENT_VOLUME_CLAIM,
     POD,
     RAY_CLUSTER,
     SECRET,
     SERVICE_ACCOUNT,
+    STORAGE_CLASS,
     Kind,
     Kube,
     Object,
@@ -30,7 +32,7 @@ from firepool_ray.kube.api import (
 )
 from firepool_ray.kube.manifests import Document, documents, namespace_of, settings_of
 from firepool_ray.kube.nodes import cluster_trouble, groups_of
-from firepool_ray.kube.sharing import claims_of
+from firepool_ray.kube.sharing import claims_of, lock_volumes
 
 #: So long may Ray's operator take to notice a RayCluster.
 OPERATOR_S = 10.0
@@ -64,7 +66,7 @@ def examine(kube: Kube, pool: PoolConfig) -> list[Check]:
     found = [ok("API server", f"Kubernetes {version}")]
     place = namespace_of(pool, kube.namespace)
     manifests = documents(pool, kube.namespace)
-    for check in (_namespace, _kinds, _rights, _queue, _classes, _named, _accepted):
+    for check in (_namespace, _kinds, _rights, _queue, _classes, _locks, _named, _accepted):
         found += _guarded(check, kube, pool, place, manifests)
     if not any(row.verdict == "problem" and row.what == RAY_CLUSTER.kind for row in found):
         found += _guarded(_operator, kube, pool, place, manifests)
@@ -73,6 +75,8 @@ def examine(kube: Kube, pool: PoolConfig) -> list[Check]:
     found += _guarded(_capacity, kube, pool, place, manifests)
     return found
 
+
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 Part = Callable[[Kube, PoolConfig, str, list[Document]], Iterable[Check]]
 
@@ -174,6 +178,30 @@ def _classes(kube: Kube, pool: PoolConfig, place: str, _: list[Document]) -> Ite
         )
     else:
         yield ok("device class", f"{name} is there")
+
+
+def _locks(kube: Kube, pool: PoolConfig, place: str, _: list[Document]) -> Iterator[Check]:
+    """Whether the volumes of device locks can come."""
+    for volume in lock_volumes(pool):
+        name = volume["metadata"]["name"]
+        bound = (
+            (kube.get(PERSISTENT_VOLUME_CLAIM, name, place) or {}).get("status", {}).get("phase")
+        )
+        classes, _version = kube.list(STORAGE_CLASS)
+        default = any(
+            (item["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
+            for item in classes
+        )
+        if bound == "Bound" or default:
+            yield ok(
+                "device lock", f"PersistentVolumeClaim {name} {'is' if bound else 'can be'} bound"
+            )
+        else:
+            yield problem(
+                "device lock",
+                f"nothing makes a volume for PersistentVolumeClaim {name}: there is no default "
+                "StorageClass. Make one, or a volume, or set kubernetes.device_locks: host:/FOLDER",
+            )
 
 
 def _named(kube: Kube, pool: PoolConfig, place: str, _: list[Document]) -> Iterator[Check]:

@@ -140,6 +140,19 @@ def test_device_class_of_claims() -> None:
     assert "device class" not in wrong(server, pool)
 
 
+def test_a_device_lock_needs_a_volume_or_somebody_who_makes_one() -> None:
+    shared = {"gpus": 1, "max_lanes": 1, "pod": {"sharing": "dra:d"}}
+    pool = pool_of({"profiles": {"gpu": shared}})
+    server = healthy()
+    assert "set kubernetes.device_locks: host:/FOLDER" in wrong(server, pool)["device lock"]
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    metadata = {"name": "fast", "annotations": default}
+    server.put({"kind": "StorageClass", "metadata": metadata}, "storageclasses")
+    assert "device lock" not in wrong(server, pool)
+    on_nodes = pool_of({"profiles": {"gpu": shared}}, device_locks="host:/var/lib/firepool")
+    assert "device lock" not in wrong(healthy(), on_nodes)
+
+
 def test_an_operator_that_does_not_act() -> None:
     server = healthy()
     server.objects["rayclusters", "default", "firepool"]["status"]["observedGeneration"] = 1

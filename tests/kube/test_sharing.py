@@ -82,3 +82,33 @@ def test_images_that_share_a_claim_refer_to_one_object() -> None:
         spec = group_of(pool, name)["template"]["spec"]
         assert spec["resourceClaims"] == [{"name": "gpu", "resourceClaimName": "p-gpu-0"}]
         assert spec["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+
+
+def test_pods_of_one_claim_mount_one_lock() -> None:
+    shared = {"gpus": 1, "pod": {"sharing": "dra:d"}}
+    pool = pool_of(a=shared, b=shared, c={"gpus": 1})
+    volume = {"name": "device-lock", "persistentVolumeClaim": {"claimName": "p-d-lock"}}
+    for name in "ab":
+        spec = group_of(pool, name)["template"]["spec"]
+        assert spec["volumes"] == [volume]
+        assert spec["securityContext"]["fsGroup"] == 1000
+        (mount,) = spec["containers"][0]["volumeMounts"]
+        assert mount == {"name": "device-lock", "mountPath": "/var/lib/firepool/devices"}
+    assert "volumes" not in group_of(pool, "c")["template"]["spec"]
+    (made,) = sharing.lock_volumes(pool)
+    assert (made["metadata"]["name"], made["spec"]["accessModes"]) == (
+        "p-d-lock",
+        ["ReadWriteOnce"],
+    )
+
+
+def test_a_lock_may_be_a_folder_of_the_node() -> None:
+    pool = PoolConfig.from_dict(
+        {
+            "profiles": {"a": {"gpus": 1, "max_lanes": 1, "pod": {"sharing": "dra:d"}}},
+            "kubernetes": {"name": "p", "device_locks": "host:/srv/locks"},
+        }
+    )
+    spec = group_of(pool, "a")["template"]["spec"]
+    assert spec["volumes"][0]["hostPath"] == {"path": "/srv/locks", "type": "Directory"}
+    assert list(sharing.lock_volumes(pool)) == []
