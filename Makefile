@@ -20,7 +20,7 @@ test: $(INSTALLED) ## all tests (TEST_ARGS="-k name" for some)
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 # The build takes a quarter of an hour on two cores, once.
-test-kube: $(INSTALLED) ## tests on a Kubernetes cluster of this machine (needs root and Go)
+test-kube: $(INSTALLED) ## half an hour of tests on a Kubernetes cluster of this machine (root, Go)
 	@$(BIN)/python -m tests.kube.bed build
 	@$(BIN)/python -m tests.kube.bed test $(or $(TEST_KUBE),tests/kube/cluster) -- $(TEST_ARGS)
 

@@ -13,7 +13,8 @@ from tests.kube.bed.parallel import Ended
 
 @pytest.fixture
 def modules(tmp_path: Path) -> Path:
-    for name in ("test_a.py", "test_growth.py", "test_disruption.py", "helper.py"):
+    (tmp_path / "long").mkdir()
+    for name in ("test_b.py", "test_a.py", "long/test_c.py", "helper.py"):
         (tmp_path / name).touch()
     return tmp_path
 
@@ -34,10 +35,24 @@ def test_every_module_runs_and_one_that_fails_fails_all(
 
     fake: Callable[..., Ended] = run
     monkeypatch.setattr(parallel, "_run", fake)
-    assert parallel.run_modules([str(modules)], ["-q"], jobs=1) == expected
-    assert ran == ["test_disruption.py", "test_growth.py", "test_a.py"]
+    assert parallel.run_modules([str(modules)], ["-q"]) == expected
+    assert ran == ["test_c.py", "test_a.py", "test_b.py"]
 
 
-def test_the_longest_are_modules_that_exist() -> None:
-    folder = Path(__file__).parent / "cluster"
-    assert [name for name in parallel._LONGEST if not (folder / name).exists()] == []
+def test_a_module_that_fails_is_run_again_and_both_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = {"a": [1, 0], "b": [0], "c": [1, 1, 0]}
+
+    def run(module: str, arguments: list[str]) -> Ended:
+        return Ended(module, codes[module].pop(0), 2.0)
+
+    monkeypatch.setattr(parallel, "_run", run)
+    assert parallel.run_modules(["a", "b"], [], tries=2) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        "a: FAILED with status 1 in 2 s",
+        "a: passed in 2 s",
+        "b: passed in 2 s",
+    ]
+    assert parallel.run_modules(["c"], [], tries=2) == 1

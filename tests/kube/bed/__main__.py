@@ -28,7 +28,9 @@ def main(argv: list[str]) -> int:
             return 0
         if options.mode == "test":
             binaries.require(*binaries.PROGRAMS)
-            return parallel.run_modules(options.paths, command, options.jobs)
+            return parallel.run_modules(
+                options.paths, command, jobs=options.jobs, tries=options.tries
+            )
         if not command:
             raise BedError(f"{options.mode} needs a command after --")
         if options.mode == "first":
@@ -64,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         run.add_argument("--keep", action="store_true", help="keep the directory with the logs")
     test = modes.add_parser("test", help="test modules, a cluster each: -- ARGUMENTS of pytest")
     test.add_argument("paths", nargs="+", metavar="PATH")
-    test.add_argument("--jobs", type=int, default=2, help="modules at a time")
+    test.add_argument("--jobs", type=int, default=1, help="modules at a time")
+    test.add_argument("--tries", type=int, default=1, help="runs of a module until it succeeds")
     modes.add_parser("enter", help="only private namespaces around: -- COMMAND")
     modes.add_parser("first")
     return parser

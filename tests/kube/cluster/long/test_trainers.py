@@ -22,7 +22,7 @@ from tests.kube.cluster.standing import LOAD, NAME, StandingPool, settings, stan
 pytestmark = pytest.mark.timeout(560)
 NODES = "cpu-a:cpu=16,mem=48;gpu-a:cpu=8,mem=32,gpu=3"
 PATIENCE_S = 250.0
-RL_ROLLOUTS = Path(__file__).parents[3] / "examples" / "rl_rollouts"
+RL_ROLLOUTS = Path(__file__).parents[4] / "examples" / "rl_rollouts"
 TRAIN = "python train.py --compare 0"
 LEARNED = "\nLearned: "
 

@@ -12,7 +12,7 @@ from tests.kube.cluster.standing import FIREPOOL
 
 NODES = "cpu-a:cpu=16,mem=64;gpu-a:cpu=8,mem=64,gpu=4"
 KUEUE = True
-POOL = Path(__file__).parents[1] / "bench.yaml"
+POOL = Path(__file__).parents[2] / "bench.yaml"
 
 
 def test_a_figure_is_measured_and_nothing_is_left(bed: Bed) -> None:
