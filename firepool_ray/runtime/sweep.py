@@ -5,12 +5,10 @@ Called by the warden in a thread, since it waits. Blocks; changes no lease word.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Collection
 
-from firepool_ray.runtime import gpu
+from firepool_ray.runtime import device, gpu
 from firepool_ray.runtime.processes import Process, find_marked, kill_tree, look
 
 _POLL_S = 0.005
@@ -47,7 +45,7 @@ def sweep(
             left = left or escaped
     if left:
         return f"processes of worker {worker} do not end: " + ", ".join(map(_describe, left))
-    if device_lock and not _is_free(device_lock, deadline):
+    if device_lock and not device.wait_left(device_lock, worker, deadline):
         return f"{device_lock} is still locked, though all processes of {worker} are gone"
     if gpu_ids and device_lock:
         return _wait_for_memory({pid} | {p for p, _ in known}, gpu_ids, deadline)
@@ -61,25 +59,6 @@ def _until(deadline: float) -> float:
 def _describe(process: Process) -> str:
     now = look(process.pid)
     return f"{process.pid} (state {now.state if now else '?'})"
-
-
-def _is_free(path: str, deadline: float) -> bool:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if _until(deadline) <= 0:
-                    return False
-                time.sleep(_POLL_S)
-            else:
-                return True
-    finally:
-        os.close(fd)
 
 
 def _wait_for_memory(pids: Collection[int], gpu_ids: Collection[str], deadline: float) -> str:

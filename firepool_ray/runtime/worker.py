@@ -15,8 +15,6 @@ before that.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import importlib
 import logging
 import os
@@ -27,9 +25,10 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError
 
+from firepool_ray.config.kubernetes import DEVICE_LOCKS
 from firepool_ray.core.model import Caller, Fence, LeaseId
-from firepool_ray.errors import DeviceBusy, InternalError, JobCancelled, JobTimeout, StaleEpoch
-from firepool_ray.runtime import context, gpu, leasing, processes, words
+from firepool_ray.errors import InternalError, JobCancelled, JobTimeout, StaleEpoch
+from firepool_ray.runtime import context, device, gpu, leasing, processes, words
 from firepool_ray.runtime.execution import Execution, Executor, failed
 from firepool_ray.runtime.guard import Guard
 from firepool_ray.runtime.protocol import (
@@ -47,6 +46,9 @@ from firepool_ray.runtime.records import Ring, ring_path
 
 #: How long a promotion waits for the device's last user to be gone.
 DEVICE_WAIT_S = 2.0
+#: The same where that may be in another pod, given up while its processes still end. Less than a
+#: promotion may take at all.
+POD_WAIT_S = 20.0
 #: A reply up to this size is kept until the next job, for clients that lost it.
 REPLY_KEPT_BYTES = 64 << 10
 
@@ -80,9 +82,9 @@ class PoolWorker:
         self._deps = ""
         self._kept: tuple[str, bytes, Any] | None = None  #: job and reply of the last one
         _prepare_process(spec)
+        device.check(spec.device_lock_path)
         runtime = ray.get_runtime_context()
         self._gpu_ids = tuple(map(str, runtime.get_accelerator_ids().get("GPU", ())))
-        _check_lock_folder(spec)
         fresh = leasing.fresh_word(spec.epoch, self._pid, self._pid_start, monotonic())
         try:
             self._ring = Ring(ring_path(spec.words_dir, spec.worker), spec.worker, create=True)
@@ -138,7 +140,9 @@ class PoolWorker:
         touched = gpu.cuda_touched()
         if touched:
             raise RuntimeError(f"the standby cannot be shown a GPU any more: {touched}")
-        lock = _take_device(self._spec.device_lock_path)
+        path = self._spec.device_lock_path
+        wait_s = POD_WAIT_S if path.startswith(f"{DEVICE_LOCKS}/") else DEVICE_WAIT_S
+        lock = device.take(path, self._spec.worker, wait_s)
         try:
             gpu.show(promotion.gpu_ids, promotion.topology.cpus)
             with self._word.locked() as word:
@@ -338,33 +342,6 @@ def _prepare_process(spec: WorkerSpec) -> None:
             f"profile {spec.profile!r}: preloading {', '.join(spec.preload)} initialised CUDA "
             f"({touched}); such a standby could never see its GPU: do not preload it"
         )
-
-
-def _check_lock_folder(spec: WorkerSpec) -> None:
-    """Refuse before anybody waits for this worker that it could not lock its device."""
-    folder = os.path.dirname(spec.device_lock_path)
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise RuntimeError(
-            f"device {spec.device} is shared between pods, but {folder}, where its lock lies, is "
-            f"{'not writable' if os.path.isdir(folder) else 'not mounted'} on node "
-            f"{spec.node_id[:8]}: see kubernetes.device_locks in the pool file"
-        )
-
-
-def _take_device(path: str) -> int:
-    """The held lock of the device, as a file descriptor. Children forked later share it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    with contextlib.suppress(PermissionError):  # another user's pod made it
-        os.fchmod(fd, 0o666)
-    deadline = monotonic() + DEVICE_WAIT_S
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        if monotonic() > deadline:
-            os.close(fd)
-            raise DeviceBusy(f"{path} is still locked by another process after {DEVICE_WAIT_S} s")
-        sleep(0.005)
 
 
 def _check_standby(word: Word) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from firepool_ray.runtime import leasing, processes, words
+from firepool_ray.runtime import device, leasing, processes, words
 from firepool_ray.runtime.sweep import sweep
 
 ROOT = Path(__file__).parents[2]
@@ -208,6 +208,9 @@ def test_a_sweep_does_not_pass_while_the_device_is_locked(tmp_path: Path) -> Non
 
         assert "still locked" in run(0.1)
     assert run(5.0) == ""
+    other = device.take(str(lock), "w2", 0.0)
+    assert run(0.1) == ""  # of another pod: no reason to keep this one's lane
+    os.close(other)
 
 
 def test_how_a_process_ended() -> None:

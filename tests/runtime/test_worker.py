@@ -234,7 +234,7 @@ def test_a_device_has_one_active_worker(node: Any) -> None:
 def test_a_lock_that_is_not_mounted_is_said_before_anybody_waits(node: Any, tmp_path: Any) -> None:
     before = node.files()
     lock = str(tmp_path / "absent" / "device-d.lock")
-    with pytest.raises(Exception, match=r"is not mounted on node .*kubernetes.device_locks"):
+    with pytest.raises(Exception, match=r"must be mounted .*kubernetes.device_locks"):
         node.start_worker(device="d", device_lock_path=lock)
     assert node.files() == before
 
