@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from click.testing import CliRunner
 from firepool_ray.cli.bench import kube_faults, kube_figures, kube_groups, kube_plan, kube_suite
 from firepool_ray.cli.bench.figures import Measured
 from firepool_ray.cli.bench.kube_plan import Agents, Ran, Rollouts, Step
-from firepool_ray.cli.bench.kube_site import Where
+from firepool_ray.cli.bench.kube_site import Row, Where, rows_of
 from firepool_ray.cli.commands import main
 from firepool_ray.config import PoolConfig
-from firepool_ray.errors import KubeError, UnknownName
+from firepool_ray.errors import KubeError, PoolUnavailable, UnknownName
+from firepool_ray.kube.nodes import PodFacts, facts_of
 from tests.kube.fakes import FakeKube
 
 
@@ -43,6 +45,71 @@ def test_capacity_is_back_after_it_was_missed() -> None:
     assert kube_faults.back_after(killed, lanes, 6) == [7.0, 10.5, kube_faults.BACK_S]
     # with a lane too many, nothing is missed
     assert kube_faults.back_after([10.0], [(11.0, 6)], 6) == []
+
+
+class Standing:
+    """A pool whose pods are ready at once, its lanes only after some looks."""
+
+    def __init__(self, rows: list[Row], looks: int = 0) -> None:
+        self.rows, self.looks, self.kills, self.early = rows, looks, 0, 0
+        self.begun: list[Row] = []
+        self._left = 0
+
+    def lane_pods(self) -> list[PodFacts]:
+        pod = facts_of({"metadata": {"name": "a"}, "status": {"phase": "Running"}})
+        return [pod._replace(ready=True)] * kube_faults.LANES
+
+    def head_pod(self) -> str:
+        return "head"
+
+    def begin(self, task: str, **arguments: Any) -> str:
+        self.begun.append(arguments)
+        return task
+
+    def await_running(self, job: str) -> None:
+        assert job == "load"
+
+    def delete(self, pod: str, grace_s: int | None = None) -> None:
+        self.early += self._left > 0
+        self.kills, self._left = self.kills + 1, self.looks
+
+    def told(self, job: str) -> list[Row]:
+        self._left -= 1
+        return [{"ready": kube_faults.LANES - (self._left > 0)}]
+
+    def stop(self, job: str, timeout_s: float) -> list[Row]:
+        return [{"at": time.time(), **row} for row in self.rows]
+
+
+def test_the_next_pod_is_killed_only_once_the_lanes_are_back(quick: None) -> None:
+    site = Standing([{"job": "1", "outcome": "ok"}], looks=3)
+    found = kube_faults.kills(site)  # type: ignore[arg-type]
+    assert next(found).value == 0
+    assert (site.kills, site.early) == (kube_faults.KILLS, 0)
+    # not one of them was seen in the lanes: no figure, rather than one of the others
+    with pytest.raises(PoolUnavailable, match="only 0 of 20 kills"):
+        next(found)
+
+
+def test_new_callers_ask_for_grants_while_the_head_is_lost(quick: None) -> None:
+    warm = {"job": "1", "outcome": "ok", "start_s": 0.01, "source": "warm"}
+    new = {"job": "2", "outcome": "ok", "start_s": 4.0, "source": "standby"}
+    site = Standing([warm, new])
+    lost, grant = kube_faults.head(site)  # type: ignore[arg-type]
+    assert site.begun[0]["fresh_s"] == kube_faults.FRESH_S
+    assert lost.value == 0 and 4.0 <= grant.value < 5.0
+    with pytest.raises(PoolUnavailable, match="no new grant"):
+        list(kube_faults.head(Standing([warm])))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firepool_ray.cli.bench.kube_faults.time.sleep", lambda seconds: None)
+
+
+def test_a_row_that_is_still_on_its_way_waits_for_its_end() -> None:
+    assert rows_of('noise\n{"ready": 5}\n{"rea') == [{"ready": 5}]
+    assert rows_of('{"ready": 5}\n{"done": true}\n') == [{"ready": 5}, {"done": True}]
 
 
 def test_a_start_of_another_kind_is_no_figure() -> None:
@@ -89,6 +156,9 @@ def test_a_group_that_fails_costs_its_own_figures(monkeypatch: pytest.MonkeyPatc
     assert figures["kube_handover"].value is None
     assert "does not answer" in figures["kube_handover"].detail
     assert figures["kube_requests"].ok
+    monkeypatch.setitem(kube_groups.GROUPS, "idle", lambda where: iter([max([])]))
+    (figure,) = kube_suite.measure(["kube_requests"])
+    assert figure.value is None and "ValueError" in figure.detail
     with pytest.raises(UnknownName, match="kube_nothing"):
         kube_suite.measure(["kube_nothing"])
 

@@ -7,6 +7,7 @@ Prints one JSON object per line; the last one has the key "done".
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
@@ -146,7 +147,10 @@ def _no_nodes(labels: dict[str, str], patience_s: float, beyond: int = 0) -> Non
 
 
 def load(arguments: dict[str, Any]) -> None:
-    """Callers that work until they are told to stop; and what the pool's lanes do meanwhile."""
+    """Callers that work until they are told to stop; and what the pool's lanes do meanwhile.
+
+    They keep their warm workers. With ``fresh_s`` ever new callers ask beside them, so often.
+    """
     until = time.monotonic() + arguments["seconds"]
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
@@ -162,8 +166,22 @@ def load(arguments: dict[str, Any]) -> None:
             _told_job(options, step.job_s)
             time.sleep(step.pause_s / 5)
 
+    def run_fresh() -> None:
+        for number in itertools.count():
+            if over.wait(arguments["fresh_s"]) or time.monotonic() > until:
+                return
+            options = fp.options(caller=f"new{number}")
+            _told_job(options, 0.2)
+            options.closing()
+
+    others = [run_fresh] if arguments.get("fresh_s") else []
+    threads = [threading.Thread(target=other) for other in others]
+    for thread in threads:
+        thread.start()
     _together(run, arguments["callers"])
     over.set()
+    for thread in threads:
+        thread.join()
     watching.join()
 
 

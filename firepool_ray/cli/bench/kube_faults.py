@@ -18,6 +18,8 @@ DELETIONS, KILLS = 50, 20
 APART_S = 5.0
 BACK_S = 120.0
 HEAD_AFTER_S, HEAD_S = 15.0, 100.0
+#: A new caller so often while the head is lost: the others have warm workers and need no grant.
+FRESH_S = 1.0
 
 
 # ------------------------------------------------------------ on a pool that stands
@@ -67,23 +69,26 @@ def kills(site: Site) -> Iterator[Measured]:
         killed.append(time.time())
         site.delete(draw.choice(site.lane_pods()).name, grace_s=0)
         time.sleep(APART_S)
-    _whole(site)
+        _usable(site, job)
     rows = _stop(site, job)
     jobs = _jobs(rows)
     unclear = len(jobs) - len({row["job"] for row in jobs})
     unclear += sum(row["outcome"] not in ("ok", "WorkerLost") for row in jobs)
     yield Measured("kube_kills_unclear", unclear, f"of {len(jobs)}; {_outcomes(jobs)}")
     back = back_after(killed, [(r["at"], r["ready"]) for r in rows if "ready" in r], LANES)
+    if len(back) < KILLS:
+        raise PoolUnavailable(f"only {len(back)} of {KILLS} kills were seen in the pool's lanes")
     fresh = by_hand(site, 3)
     yield Measured(
         "kube_kills_back",
         max(back) / median(fresh),
-        f"longest {max(back):.1f} s, p50 {median(back):.1f} s; Ray pod p50 {median(fresh):.1f} s",
+        f"longest {max(back):.1f} s, p50 {median(back):.1f} s of {len(back)}; "
+        f"Ray pod p50 {median(fresh):.1f} s",
     )
 
 
 def head(site: Site) -> Iterator[Measured]:
-    job = _loaded(site)
+    job = _loaded(site, fresh_s=FRESH_S)
     time.sleep(HEAD_AFTER_S)
     lost_at = time.time()
     site.delete(site.head_pod(), grace_s=0)
@@ -158,9 +163,9 @@ def back_after(
     return found
 
 
-def _loaded(site: Site) -> str:
+def _loaded(site: Site, **more: float) -> str:
     _whole(site)
-    job = site.begin("load", seconds=3600.0, callers=CALLERS)
+    job = site.begin("load", seconds=3600.0, callers=CALLERS, **more)
     site.await_running(job)
     time.sleep(5.0)
     return job
@@ -176,6 +181,19 @@ def _whole(site: Site) -> None:
         if time.monotonic() > deadline:
             raise PoolUnavailable(f"after {BACK_S:g} s there are not {LANES} ready pods")
         time.sleep(0.2)
+
+
+def _usable(site: Site, job: str) -> None:
+    """Until as many lanes can be used as before: a pod is ready before its lane is."""
+    deadline = time.monotonic() + BACK_S
+    while (usable := _last_ready(site.told(job))) < LANES:
+        if time.monotonic() > deadline:
+            raise PoolUnavailable(f"after {BACK_S:g} s {usable} of {LANES} lanes can be used")
+        time.sleep(0.5)
+
+
+def _last_ready(rows: Sequence[Row]) -> int:
+    return next((int(row["ready"]) for row in reversed(rows) if "ready" in row), 0)
 
 
 def _jobs(rows: Sequence[Row]) -> list[Row]:

@@ -126,9 +126,15 @@ class Site:
                 status = str(self._jobs("GET", job)["status"])
             except KubeError:  # the head may be away
                 continue
-        log = str(self._jobs("GET", f"{job}/logs")["logs"])
-        rows = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-        return rows, status, log
+        log = self._log(job)
+        return rows_of(log + "\n"), status, log
+
+    def told(self, job: str) -> list[Row]:
+        """What a task has told so far."""
+        return rows_of(self._log(job))
+
+    def _log(self, job: str) -> str:
+        return str(self._jobs("GET", f"{job}/logs")["logs"])
 
     def await_running(self, job: str, timeout_s: float = 120.0) -> None:
         """Until its driver has begun."""
@@ -158,6 +164,12 @@ class Site:
     def delete(self, pod: str, grace_s: int | None = None) -> None:
         """``grace_s`` None: as an administrator would; 0: killed."""
         self.kube.delete(POD, pod, grace_s=grace_s)
+
+
+def rows_of(log: str) -> list[Row]:
+    """The complete rows in a log; its last line may still be on its way."""
+    whole = log[: log.rfind("\n") + 1]
+    return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
 
 @contextmanager

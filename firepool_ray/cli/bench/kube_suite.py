@@ -67,6 +67,8 @@ def _measure(group: str, targets: Sequence[Target], where: Where) -> Iterator[Fi
                 yield judge(target, measured)
     except (FirepoolError, AssertionError) as error:
         why = str(error)
+    except (ArithmeticError, LookupError, ValueError) as error:  # of too few values
+        why = f"{type(error).__name__}: {error}"
     else:
         why = f"the group {group!r} did not come to it"
     for target in missing.values():
