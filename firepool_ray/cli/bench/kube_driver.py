@@ -109,14 +109,19 @@ def handovers(arguments: dict[str, Any]) -> None:
 def first(arguments: dict[str, Any]) -> None:
     """The first job on a pool without pods, and the same capacity made by hand, by turns."""
     labels = {"firepool/profile": arguments["profile"]}
-    for _ in range(arguments["rounds"]):
-        _no_nodes(labels, arguments["patience_s"])
-        by_hand = baselines.fresh_lane_s(arguments["gpus"], arguments["cpus"], labels)
-        tell(by_hand_s=by_hand)
-        _no_nodes(labels, arguments["patience_s"])
+
+    def ours() -> None:
         options = fp.options(caller="first")
         _one(options)
         options.closing()
+
+    def theirs() -> None:
+        tell(by_hand_s=baselines.fresh_lane_s(arguments["gpus"], arguments["cpus"], labels))
+
+    for number in range(arguments["rounds"]):
+        for run in (theirs, ours) if number % 2 else (ours, theirs):
+            _no_nodes(labels, arguments["patience_s"])
+            run()
 
 
 def by_hand(arguments: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from firepool_ray.cli.bench.kube_plan import Agents, Ran, Rollouts
 from firepool_ray.errors import KubeError
 from firepool_ray.kube.api import POD, Kube, Object
+from firepool_ray.kube.security import pod_security
+from firepool_ray.kube.templates import CONTAINER_SECURITY
 from firepool_ray.kube.watching import Change, Watched
 
 LABEL = "firepool/bench"
@@ -109,9 +111,14 @@ class FreshPods:
             "command": ["python", "-c", _CODE.format(seconds=seconds)],
             "terminationMessagePath": _SAID,
             "resources": {"limits": limits, "requests": limits},
+            "securityContext": CONTAINER_SECURITY,
         }
         spec: Object = {
             "restartPolicy": "Never",
+            "securityContext": pod_security(self._base.get("run_as_user")),
+            "imagePullSecrets": [
+                {"name": name} for name in self._base.get("image_pull_secrets", ())
+            ],
             "containers": [container],
             "nodeSelector": self._base.get("node_selector", {}),
             "tolerations": self._base.get("tolerations", []),
