@@ -63,7 +63,7 @@ class Pods:
             self.cluster.add_node(
                 wait=False, num_cpus=1, resources={"seat": 1}, object_store_memory=100_000_000
             )
-        self.cluster.wait_for_nodes()
+        self.cluster.wait_for_nodes(timeout=120)
 
     def kill(self, pod: Any) -> None:
         """As if the machine were switched off: nothing on it gets to say goodbye."""
