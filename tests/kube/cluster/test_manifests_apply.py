@@ -247,9 +247,13 @@ def test_pods_of_two_images_hold_one_device(bed: Bed, kube: Kube, tmp_path: Path
     shared = {"gpus": 1, "max_lanes": 1, "pod": {"sharing": "dra:gpu-0", "min_pods": 1}}
     settings = {**SMALL["kubernetes"], "name": "dra", "device_class": "gpu.bed"}
     settings["drivers"] = {"max_pods": 0}
-    file = pool_file(tmp_path, {"profiles": {"a": shared, "b": shared}, "kubernetes": settings})
-    done = firepool("doctor", "-f", file)
+    pool = {"profiles": {"a": shared, "b": shared}, "kubernetes": settings}
+    done = firepool("doctor", "-f", pool_file(tmp_path, pool))
     assert "ok       device class: gpu.bed is there" in done.stdout, done.stdout
+    assert "nothing makes a volume for PersistentVolumeClaim dra-gpu-0-lock" in done.stdout
+    (locks := bed.directory / "locks").mkdir()
+    settings["device_locks"] = f"host:{locks}"
+    file = pool_file(tmp_path, pool)
     done = firepool("up", "-f", file, "--timeout", str(PATIENCE_S))
     assert done.returncode == 0, f"{done.stderr}\n{bed.describe()}"
     seen = set()
