@@ -10,9 +10,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from firepool_ray.config.quantities import number
+from firepool_ray.errors import KubeError
 from firepool_ray.kube.api import Kind, Kube, Object
 from firepool_ray.kube.nodes import CLUSTER_LABEL
 from firepool_ray.kube.watching import Watched
@@ -129,6 +130,30 @@ class Watches:
     def problem(self) -> str:
         """Why something cannot be read; "" while it can, or is about to be."""
         return next((each.error for each in self._watched.values() if each.error), "")
+
+
+class WatchedSource(Source):
+    """A source of which everything is watched. ``system``: its name, for people."""
+
+    system: ClassVar[str]
+
+    def __init__(self, own: Own, resource: str, watches: Watches) -> None:
+        self._own = own
+        self._resource = resource
+        self._watches = watches
+
+    def start(self) -> None:
+        self._watches.start()
+
+    def stop(self) -> None:
+        self._watches.stop()
+
+    def _age_s(self) -> float:
+        """Raises ``KubeError`` before everything was read once."""
+        age_s = self._watches.age_s()
+        if age_s == math.inf:
+            raise KubeError(self._watches.problem() or f"{self.system} has not been read yet")
+        return age_s
 
 
 def served(kube: Kube, kinds: Iterable[Kind]) -> Kind | None:

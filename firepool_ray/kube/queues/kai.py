@@ -15,7 +15,7 @@ from firepool_ray.kube.api import Kube, Object
 from firepool_ray.kube.queues.base import (
     Own,
     Reading,
-    Source,
+    WatchedSource,
     Watches,
     amount,
     bounded,
@@ -28,21 +28,14 @@ from firepool_ray.kube.queues.base import (
 RESOURCE = "nvidia.com/gpu"
 
 
-class Kai(Source):
+class Kai(WatchedSource):
+    system = "KAI"
+
     def __init__(self, kube: Kube, own: Own, resource: str, on_change: Callable[[], None]) -> None:
-        self._own = own
-        self._resource = resource
-        self._watches = Watches(kube, KAI_KINDS, on_change)
-
-    def start(self) -> None:
-        self._watches.start()
-
-    def stop(self) -> None:
-        self._watches.stop()
+        super().__init__(own, resource, Watches(kube, KAI_KINDS, on_change))
 
     def read(self, queue: str) -> Reading:
-        if self._watches.age_s() == float("inf"):
-            raise KubeError(self._watches.problem() or "KAI's queues have not been read yet")
+        age_s = self._age_s()
         queues = {item["metadata"]["name"]: item for item in self._watches.objects("Queue")}
         if queue not in queues:
             raise KubeError(f"there is no KAI Queue {queue!r}")
@@ -67,7 +60,7 @@ class Kai(Source):
             weight=max(1e-3, number(weight)) if weight is not None else None,
             running=left(allocated, running),
             pending=left(requested - allocated, pending),
-            age_s=self._watches.age_s(),
+            age_s=age_s,
             source=f"KAI Queue {queue}",
         )
 

@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 from firepool_ray.errors import KubeError
 from firepool_ray.kube.api import RESOURCE_QUOTA, Kube
-from firepool_ray.kube.queues.base import Own, Reading, Source, Watches, amount, least, left
+from firepool_ray.kube.queues.base import Own, Reading, WatchedSource, Watches, amount, least, left
 
 
-class ResourceQuotas(Source):
+class ResourceQuotas(WatchedSource):
+    system = "the ResourceQuota"
+
     def __init__(
         self,
         kube: Kube,
@@ -22,21 +24,14 @@ class ResourceQuotas(Source):
         resource: str,
         on_change: Callable[[], None],
     ) -> None:
-        self._own = own
-        self._resource = resource
         self._namespace = namespace
-        self._watches = Watches(kube, [RESOURCE_QUOTA], on_change, namespace=namespace)
-
-    def start(self) -> None:
-        self._watches.start()
-
-    def stop(self) -> None:
-        self._watches.stop()
+        super().__init__(
+            own, resource, Watches(kube, [RESOURCE_QUOTA], on_change, namespace=namespace)
+        )
 
     def read(self, queue: str) -> Reading:
         """``queue``: "namespace/name"."""
-        if self._watches.age_s() == float("inf"):
-            raise KubeError(self._watches.problem() or "ResourceQuotas have not been read yet")
+        age_s = self._age_s()
         name = queue.partition("/")[2]
         found = self._watches.get("ResourceQuota", name, self._namespace)
         if found is None:
@@ -54,6 +49,6 @@ class ResourceQuotas(Source):
             quota=allowed,
             limit=allowed,
             running=left(max(amount(used, key) or 0.0 for key in keys), ours),
-            age_s=self._watches.age_s(),
+            age_s=age_s,
             source=f"ResourceQuota {queue}",
         )

@@ -16,7 +16,7 @@ from firepool_ray.kube.api import Kube, Object
 from firepool_ray.kube.queues.base import (
     Own,
     Reading,
-    Source,
+    WatchedSource,
     Watches,
     amount,
     least,
@@ -29,26 +29,16 @@ _ROOT = "root"
 _WAITING = frozenset({"Pending", "Inqueue", ""})
 
 
-class Volcano(Source):
+class Volcano(WatchedSource):
+    system = "Volcano"
+
     def __init__(self, kube: Kube, own: Own, resource: str, on_change: Callable[[], None]) -> None:
-        self._own = own
-        self._resource = resource
-        self._watches = Watches(
-            kube,
-            (*VOLCANO_KINDS, *VOLCANO_POD_GROUP_KINDS),
-            on_change,
-            trim={"PodGroup": self._trim},
-        )
-
-    def start(self) -> None:
-        self._watches.start()
-
-    def stop(self) -> None:
-        self._watches.stop()
+        kinds = (*VOLCANO_KINDS, *VOLCANO_POD_GROUP_KINDS)
+        watches = Watches(kube, kinds, on_change, trim={"PodGroup": self._trim})
+        super().__init__(own, resource, watches)
 
     def read(self, queue: str) -> Reading:
-        if self._watches.age_s() == float("inf"):
-            raise KubeError(self._watches.problem() or "Volcano's queues have not been read yet")
+        age_s = self._age_s()
         queues = {item["metadata"]["name"]: item for item in self._watches.objects("Queue")}
         if queue not in queues:
             raise KubeError(f"there is no Volcano Queue {queue!r}")
@@ -82,7 +72,7 @@ class Volcano(Source):
                 for group in self._watches.objects("PodGroup")
                 if within(group["queue"])
             ),
-            age_s=self._watches.age_s(),
+            age_s=age_s,
             source=source if state == "Open" else f"{source}, {state.lower()}",
         )
 
