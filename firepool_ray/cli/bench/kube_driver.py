@@ -193,13 +193,16 @@ def load(arguments: dict[str, Any]) -> None:
 def _told_job(options: Any, seconds: float) -> None:
     submitted = time.time()
     job = options.submit(work.nap, seconds)
-    outcome = "ok"
+    outcome, why = "ok", ""
     try:
         job.result(timeout_s=300.0)
     except FirepoolError as error:
-        outcome = type(error).__name__
+        outcome, why = type(error).__name__, str(error)
     info = job.info()
-    tell(job=job.id, at=submitted, outcome=outcome, start_s=info.start_s, source=info.source)
+    tell(
+        **{"job": job.id, "at": submitted, "outcome": outcome, "why": why},
+        **{"start_s": info.start_s, "source": info.source},
+    )
 
 
 def _watch_lanes(over: threading.Event) -> None:

@@ -49,7 +49,7 @@ def deletions(site: Site, quiet: Sequence[float]) -> Iterator[Measured]:
     yield Measured(
         "kube_deletions_failed",
         len(failed),
-        f"of {len(jobs)} in {took_s:.0f} s; {_outcomes(jobs)}",
+        f"of {len(jobs)} in {took_s:.0f} s; {_outcomes(jobs)}{_first_words(failed)}",
     )
     starts = _starts(rows)
     yield Measured(
@@ -211,6 +211,10 @@ def _tail(starts: Sequence[float]) -> str:
 
 def _outcomes(jobs: Sequence[Row]) -> str:
     return _counted([row["outcome"] for row in jobs])
+
+
+def _first_words(failed: Sequence[Row]) -> str:
+    return f"; the first: {failed[0]['why']}" if failed else ""
 
 
 def _sources(jobs: Sequence[Row]) -> str:
