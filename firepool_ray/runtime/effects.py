@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 
 #: A standby answers in about a millisecond; one that cannot within this is replaced.
 PROMOTE_S = 30.0
-#: A draining pod ends as soon as its lanes are gone; its warden answers clients so long before.
-ANSWERS_S = 2.0
 #: What a warden gets to kill a process tree and see it gone, before the lane is quarantined.
 SWEEP_S = 10.0
 #: After a start has lasted so long, and again, it is seen to that nothing holds its place.
@@ -174,9 +172,6 @@ class Effects:
             for name in [n for n, w in self.workers.items() if w.spec.lane == action.lane]:
                 # Actors first: one whose group vanishes under it stays RESTARTING for ever.
                 await asyncio.to_thread(ray.kill, self.workers.pop(name).handle)
-            link = self._wardens.links.get(lane.node)
-            if self._config.kubernetes is not None and link is not None and not link.gone:
-                await asyncio.sleep(ANSWERS_S)
             await lanes.remove(lane.group)
         self._feed(ev.LaneRemoved(time.monotonic(), action.lane))
         if lane is not None and not any(other.node == lane.node for other in self.lanes.values()):
